@@ -1,0 +1,44 @@
+# Everything works from a fresh clone: each target sets up what it needs.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: setup train check test golden docs bench
+
+setup: $(READY)
+
+# torch is named so that pip takes the pinned version, never a newer one with other libraries.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Meshwright needs Python 3.11 or newer and $(PYTHON) is %d.%d: make PYTHON=/path/to/python3.11" % sys.version_info[:2])'
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot make a .venv with pip in it: install its venv package (Debian: apt install python3-venv)" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --constraint constraints.txt torch==2.13.0 --editable '.[dev]'
+	@touch $@
+
+train: setup
+	$(BIN)/meshwright train recipes/quickstart.toml
+
+check: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/pytest
+
+# Write the golden texts anew after a change that is meant, then review their diff.
+golden: setup
+	REGENERATE_GOLDEN=1 $(BIN)/pytest tests/golden/test_golden.py
+
+# The files, targets, commands and keys that the documents name are there.
+docs: setup
+	$(BIN)/pytest tests/golden/test_docs.py
+
+# A peer that cannot be installed here is left out of the comparison.
+bench: setup
+	-$(BIN)/pip install --constraint constraints.txt accelerate
+	-$(BIN)/pip install --constraint constraints.txt deepspeed
+	$(BIN)/python benchmarks/step_overhead.py
+	$(BIN)/python benchmarks/peers_train.py

@@ -1,0 +1,1 @@
+"""Meshwright plans, runs and keeps alive the training of very large models."""

@@ -1,0 +1,60 @@
+"""Every error that Meshwright raises on purpose.
+
+MeshwrightError
+├── InputError          wrong input from the user: exit 2, one line, nothing written
+│   ├── ConfigError     a key of the job file or of the command line
+│   └── DataError       a corpus, token store or tokenizer that cannot be used
+├── CheckpointError     a checkpoint that is absent, torn or does not fit
+└── RunError            a run that ended before its last step: exit 1
+    └── RankLostError   a rank died
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class MeshwrightError(Exception):
+    """Root of the tree. `str()` is one line for a person."""
+
+    exit_code = 1
+
+
+class InputError(MeshwrightError):
+    """What the user gave cannot be used; nothing has been written."""
+
+    exit_code = 2
+
+
+class ConfigError(InputError):
+    """A key holds a value that cannot be used.
+
+    `key` is dotted (`layout.tp`), `value` what was given, `fix` says what is wrong and the way out.
+    """
+
+    def __init__(self, key: str, value: object, fix: str) -> None:
+        self.key, self.value, self.fix = key, value, fix
+        super().__init__(f"{key} = {value!r}: {fix}")
+
+
+class DataError(InputError):
+    """A corpus, token store or tokenizer cannot be used."""
+
+
+class CheckpointError(MeshwrightError):
+    """A checkpoint is absent, torn, or does not fit the model that asks for it."""
+
+
+class RunError(MeshwrightError):
+    """A run ended before its last step."""
+
+
+class RankLostError(RunError):
+    """A rank died. `str()` names rank, step, signal or exit code, and the log file."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean "hidden"?` for a near miss, else an empty string."""
+    close = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f'; did you mean "{close[0]}"?' if close else ""

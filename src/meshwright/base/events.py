@@ -1,0 +1,97 @@
+"""The wire format of a run: what a worker is told, what it says, and what a run directory holds.
+
+The trainer writes these messages, the conductor stores them, the report and the live view read
+them. It is all that those parts share.
+
+A worker writes one JSON object per line, at most `MAX_LINE_BYTES` long so that lines of several
+workers on one pipe never mix (POSIX guarantees it up to PIPE_BUF = 4096). The conductor sorts them:
+`METRICS` go to `metrics.jsonl`, `PROGRESS` is kept in memory only (who is at which step), all other
+kinds go to `events.jsonl` with `seq`, `run` and `incarnation` added.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+MAX_LINE_BYTES = 4096
+
+
+class Kind(StrEnum):
+    """Kinds of message. `*` marks those that the conductor itself writes."""
+
+    RUN_STARTED = "run_started"  # * world, layout, resumed_from (step) or null
+    RANK_READY = "rank_ready"  # rank; groups are joined, the first step is about to begin
+    PROGRESS = "progress"  # rank, step: this rank begins step `step` (memory only)
+    METRICS = "metrics"  # one per step, keys of `Metrics` (goes to metrics.jsonl)
+    RANK_PROFILE = "rank_profile"  # keys of `RankProfile`: where this rank's time went
+    EVALUATED = "evaluated"  # step, loss, tokens, bigram_loss, unigram_loss
+    CHECKPOINT_COMMITTED = "checkpoint_committed"  # step, path, save_s
+    RANK_LOST = "rank_lost"  # * rank, step, pid, signal or exit_code, log
+    RUN_INTERRUPTED = "run_interrupted"  # * step: stopped on request, state saved
+    RUN_FINISHED = "run_finished"  # * step, wall_s
+    RUN_FAILED = "run_failed"  # * error
+    MODEL_EXPORTED = "model_exported"  # * path
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """One line of `metrics.jsonl`; times over the step as the reporting rank saw them."""
+
+    step: int
+    loss: float
+    tokens: int  # valid target tokens of the global batch
+    tokens_per_s: float  # over all ranks
+    step_time_s: float
+    mfu: float
+    grad_norm: float  # before clipping, over all parameters
+    lr: float
+    data_wait_s: float
+    comm_wait_s: float
+    predicted_step_time_s: float | None
+
+
+@dataclass(frozen=True)
+class RankProfile:
+    """Where the time of one rank went in `steps` steps that end with `step`; sums, in seconds."""
+
+    rank: int
+    step: int
+    steps: int
+    wall_s: float
+    compute_s: float
+    comm_wait_s: float
+    data_wait_s: float
+    optimizer_s: float
+
+
+@dataclass(frozen=True)
+class WorkerContext:
+    """What the launcher tells a worker it has forked."""
+
+    rank: int
+    world: int
+    store_port: int  # TCP port on loopback of the rendezvous store
+    store_fd: int | None  # the listening socket, on rank 0 only: it hosts the store
+    event_fd: int  # where messages go
+    args: dict[str, Any] = field(default_factory=dict)  # for the entry point; plain JSON
+
+
+@dataclass(frozen=True)
+class EventWriter:
+    """Writes messages of one worker to its pipe."""
+
+    fd: int
+    rank: int
+
+    def emit(self, kind: Kind, **fields: Any) -> None:
+        """Write one message. Raises ValueError if it is longer than `MAX_LINE_BYTES`."""
+        message = {"ts": time.time(), "kind": kind, "rank": self.rank, **fields}
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        if len(line) > MAX_LINE_BYTES:
+            raise ValueError(f"message {kind} has {len(line)} bytes, limit {MAX_LINE_BYTES}")
+        os.write(self.fd, line)

@@ -1,0 +1,122 @@
+"""`meshwright check`: does a layout train the same model as one process?"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from meshwright.base.errors import RunError
+from meshwright.cli.corpus import prepare_job
+from meshwright.cli.options import AsJson, Overrides, log_console, print_json
+from meshwright.conduct import conductor
+from meshwright.conduct.conductor import Status
+from meshwright.conduct.local import LocalEngine
+from meshwright.conduct.rundir import RunDir
+from meshwright.conduct.signals import StopSignals
+from meshwright.plan.job import Job, load_job
+from meshwright.plan.layout import Layout
+from meshwright.train.compare import Comparison, Limits, TensorDifference, compare
+
+CHECK_WORKER = "meshwright.train.check"
+
+
+def check(
+    job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="Job file.")],
+    override: Overrides = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to compare.")] = 4,
+    as_json: AsJson = False,
+) -> int:
+    """Run the job's layout and one process for a few steps in fp32, and compare them."""
+    console = log_console()
+    job = load_job(job_file, override)
+    layout = job.layout.model_copy(update={"precision": "fp32"})
+    with LocalEngine.start(CHECK_WORKER) as engine, tempfile.TemporaryDirectory() as scratch:
+        train_prefix = prepare_job(job, console).prepared.train_prefix
+        found = check_layout(engine, job, layout, train_prefix, steps, Path(scratch))
+    if as_json:
+        print_json(found.as_json())
+    else:
+        _show(found, layout, console)
+    return 0 if found.equal else 1
+
+
+def check_layout(
+    engine: LocalEngine, job: Job, layout: Layout, train_prefix: Path, steps: int, scratch: Path
+) -> Comparison:
+    """Trace `steps` steps of `job` in one process and under `layout`, and compare.
+
+    Raises RunError if either run fails.
+    """
+    alone = Layout(micro_batch=layout.micro_batch)
+    trace(engine, job, alone, train_prefix, steps, scratch / "reference")
+    trace(engine, job, layout, train_prefix, steps, scratch / "layout")
+    return compare(scratch / "reference", scratch / "layout", Limits())
+
+
+def trace(
+    engine: LocalEngine,
+    job: Job,
+    layout: Layout,
+    train_prefix: Path,
+    steps: int,
+    folder: Path,
+    entry: str = f"{CHECK_WORKER}:main",
+) -> None:
+    """Run `steps` steps of `job` under `layout` and leave in `folder` what `compare` reads.
+
+    `entry` is what the workers run. Raises RunError if a rank fails.
+    """
+    args = {
+        "job": job.model_copy(update={"layout": layout}).model_dump(mode="json"),
+        "train_prefix": str(train_prefix),
+        "steps": steps,
+        "out_dir": str(folder),
+    }
+    with RunDir.create_at(folder) as rundir, StopSignals() as signals:
+        outcome = conductor.run(
+            engine, rundir, entry, layout.world, args, lambda _: None, signals.count
+        )
+        if outcome.status is not Status.FINISHED:
+            raise RunError(_failure(outcome.error, rundir))
+
+
+def _failure(error: str | None, rundir: RunDir) -> str:
+    """The scratch folder goes, so the error carries all there is to say."""
+    reason = (error or "interrupted").partition("; log:")[0]
+    return f"{rundir.id} run: {reason}"
+
+
+def _show(found: Comparison, layout: Layout, console: Console) -> None:
+    steps = Table("step", "loss", "rel", "grad norm", "rel", title=f"{layout.label} : one process")
+    for row in found.steps:
+        steps.add_row(
+            str(row.step),
+            f"{row.loss:.6f}",
+            f"{row.loss_rel:.1e}",
+            f"{row.grad_norm:.6f}",
+            f"{row.grad_norm_rel:.1e}",
+        )
+    tensors = Table("worst tensors", "", "rel", "norm ratio")
+    for one in found.worst[:10]:
+        tensors.add_row(one.name, one.what, f"{one.rel:.1e}", f"{one.norm_ratio:.6f}")
+    console.print(steps, tensors)
+    typer.echo(verdict(found))
+
+
+def verdict(found: Comparison) -> str:
+    """One line: equal or not, and what is worst."""
+    bounds = f"loss rel {found.loss_rel:.1e}, gradient norm rel {found.grad_norm_rel:.1e}"
+    if found.equal:
+        return f"equal: {bounds}, {len(found.tensors)} tensors within bounds"
+    wrong = [one for one in found.tensors if not one.equal]
+    names = ", ".join(_name(one) for one in wrong[:3]) or "all tensors within bounds"
+    return f"NOT equal: {bounds}; {len(wrong)} tensors out of bounds: {names}"
+
+
+def _name(one: TensorDifference) -> str:
+    return f"{one.what} of {one.name} (rel {one.rel:.1e}, ratio {one.norm_ratio:.4f})"

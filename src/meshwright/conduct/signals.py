@@ -1,0 +1,41 @@
+"""Ctrl-C and SIGTERM as requests to stop a run, counted instead of raised."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignals:
+    """While it is entered, SIGINT and SIGTERM are counted. Only on the main thread.
+
+    `count` is what `conductor.run` takes as `stop_requests`.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def count(self) -> int:
+        """How many requests have come so far."""
+        return self._count
+
+    def __enter__(self) -> Self:
+        for number in _STOPPING:
+            self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _take(self, _number: int, _frame: FrameType | None) -> None:
+        self._count += 1

@@ -1,0 +1,58 @@
+"""Token stores as samples of one length, by sample number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.base.errors import DataError
+from meshwright.data.sampler import sample_indices
+from meshwright.data.store import TokenStore
+
+
+class Windows:
+    """Non-overlapping windows over the concatenated documents of a store.
+
+    Window i is tokens [i·seq_len, i·seq_len + seq_len + 1): inputs are all but its last token,
+    targets all but its first, so every token but the store's first is a target once.
+    """
+
+    def __init__(self, store: TokenStore, seq_len: int) -> None:
+        """Raises DataError if the store is too small for one window."""
+        if store.n_tokens <= seq_len:
+            raise DataError(
+                f"token store {store.prefix}: {store.n_tokens} tokens are too few for a window of "
+                f"data.seq_len = {seq_len} and a target; lower it or name a larger data.source"
+            )
+        self.store = store
+        self.seq_len = seq_len
+
+    def __len__(self) -> int:
+        return (self.store.n_tokens - 1) // self.seq_len
+
+    def spread(self, count: int) -> npt.NDArray[np.int64]:
+        """Up to `count` windows evenly over the store, so that no few files decide a figure."""
+        count = min(count, len(self))
+        return np.arange(count) * len(self) // count
+
+    def read(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Tokens of windows `indices` [m], int64 [m, seq_len + 1]. Raises IndexError."""
+        if ((indices < 0) | (indices >= len(self))).any():
+            raise IndexError(f"windows {indices} of {len(self)}")
+        offsets = np.arange(self.seq_len + 1)
+        tokens = self.store.tokens[indices[:, None] * self.seq_len + offsets]
+        return np.asarray(tokens, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class TrainSamples:
+    """The endless sequence of training samples of a run: sample k depends on (seed, k) alone."""
+
+    windows: Windows
+    seed: int
+
+    def read(self, ks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Tokens of samples number `ks` [m] of the run, int64 [m, seq_len + 1]."""
+        return self.windows.read(sample_indices(self.seed, ks, len(self.windows)))

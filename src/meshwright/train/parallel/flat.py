@@ -1,0 +1,202 @@
+"""Parameters as slots of flat buffers: gathered, reduced, updated and saved as one run of numbers.
+
+A `FlatGroup` is the unit of data parallelism, one transformer layer or one table. Its fp32 master
+weights, gradients and optimizer state are cut into equal ranges over the `dp_shard` axis; the
+module's parameters are views into a full buffer in the compute type, which exists only while the
+group is gathered. With one shard and fp32 the full buffer *is* the master: no copy at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.checkpoint.pieces import Piece
+from meshwright.train.comm import Axis, Pending
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A parameter: where it lives in the module tree, and which part of the whole model it is.
+
+    `module.attribute` is replaced by a view into a flat buffer; `shape` is this rank's slice.
+    `box_offset` is where this rank's tensor-parallel slice begins in the tensor of `global_shape`.
+    `whole` says that every tp rank holds all of it; `tied` that the first and the last pipeline
+    stage each hold it, and `copy` that this one is the last stage's.
+    """
+
+    name: str
+    module: nn.Module
+    attribute: str
+    shape: tuple[int, ...]
+    global_shape: tuple[int, ...]
+    box_offset: tuple[int, ...]
+    decay: bool
+    whole: bool
+    tied: bool
+    copy: bool
+
+    @property
+    def numel(self) -> int:
+        """Elements of this rank's slice."""
+        return prod(self.shape)
+
+
+class FlatGroup:
+    """The parameters `slots` as one flat buffer, cut over `shards`, summed over `replicas`."""
+
+    def __init__(
+        self,
+        slots: list[Slot],
+        shards: Axis,
+        replicas: Axis,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.slots = sorted(slots, key=lambda slot: not slot.decay)
+        self.shards, self.replicas = shards, replicas
+        self.starts = self._starts()
+        self.used = self.starts[-1]
+        self.shard_size = -(-self.used // shards.size)
+        self.first = shards.index * self.shard_size
+        self.sharded = shards.size > 1
+        self.master = torch.zeros(self.shard_size, device=device)
+        self.grad = torch.zeros(self.shard_size, device=device)
+        shares_master = not self.sharded and dtype == torch.float32
+        padded = self.shard_size * shards.size
+        self.full = (
+            self.master if shares_master else torch.empty(padded, dtype=dtype, device=device)
+        )
+        self._full_grad: Tensor | None = None
+        self._gathered = True
+        self._reduce_now = False
+        self._reduction: Pending | None = None
+        self._waiting = len(self.slots)
+        self._attach(accumulate_in_place=shares_master)
+
+    def _starts(self) -> list[int]:
+        starts = [0]
+        for slot in self.slots:
+            starts.append(starts[-1] + slot.numel)
+        return starts
+
+    def _attach(self, accumulate_in_place: bool) -> None:
+        for slot, start in zip(self.slots, self.starts, strict=False):
+            view = slice(start, start + slot.numel)
+            # `.data` has a version of its own: gathering again between a forward and its backward
+            # writes the same numbers, which autograd must not take for a change.
+            parameter = nn.Parameter(self.full[view].view(slot.shape).data)
+            setattr(slot.module, slot.attribute, parameter)
+            if accumulate_in_place:
+                parameter.grad = self.grad[view].view(slot.shape)
+            if not accumulate_in_place or self.replicas.size > 1:
+                hook = partial(self._on_grad, view=view, in_place=accumulate_in_place)
+                parameter.register_post_accumulate_grad_hook(hook)
+
+    # Gathering and releasing the full weights
+
+    def gather(self) -> None:
+        """Make the full weights present; no-op if they are."""
+        if self._gathered:
+            return
+        self._resize(self.full, self.full.numel())
+        self.shards.all_gather(self.full, self.master.to(self.full.dtype))
+        self._gathered = True
+
+    def release(self) -> None:
+        """Free the full weights where the shards suffice to make them again."""
+        if self.sharded and self._gathered:
+            self._resize(self.full, 0)
+            self._gathered = False
+
+    def refresh(self) -> None:
+        """After an update of the master: the full weights follow."""
+        if self.sharded:
+            self.release()
+        elif self.full is not self.master:
+            self.full.copy_(self.master)
+
+    @staticmethod
+    def _resize(buffer: Tensor, numel: int) -> None:
+        buffer.untyped_storage().resize_(numel * buffer.element_size())
+
+    # Gradients
+
+    def begin_step(self) -> None:
+        """Forget the gradients of the step before."""
+        self.grad.zero_()
+
+    def begin_backward(self, last: bool) -> None:
+        """The next backward pass is a micro-batch's; `last` of the step starts the reduction."""
+        self._reduce_now = last
+        self._waiting = len(self.slots)
+
+    def _on_grad(self, parameter: Tensor, view: slice, in_place: bool) -> None:
+        """Autograd has the gradient of one slot for this micro-batch."""
+        if not in_place and parameter.grad is not None:
+            self._accumulator()[view].add_(parameter.grad.flatten())
+            parameter.grad = None
+        self._waiting -= 1
+        if self._waiting == 0:
+            self._all_grads_here()
+
+    def _accumulator(self) -> Tensor:
+        if not self.sharded:
+            return self.grad
+        if self._full_grad is None:
+            size = self.shard_size * self.shards.size
+            self._full_grad = torch.zeros(size, device=self.grad.device)
+        return self._full_grad
+
+    def _all_grads_here(self) -> None:
+        if self._full_grad is not None:
+            part = torch.empty_like(self.grad)
+            self.shards.reduce_scatter(part, self._full_grad)
+            self.grad.add_(part)
+            self._full_grad = None
+            self.release()
+        if self._reduce_now:
+            self._reduction = self.replicas.start_all_reduce(self.grad)
+
+    def finish_reduction(self) -> None:
+        """Wait until `grad` is the sum over all data-parallel ranks."""
+        if self._reduction is not None:
+            self._reduction.wait()
+            self._reduction = None
+
+    # Ranges of the local shard
+
+    @property
+    def decay_size(self) -> int:
+        """Elements at the start of the local shard that take weight decay."""
+        end = sum(slot.numel for slot in self.slots if slot.decay) - self.first
+        return min(max(end, 0), self.shard_size)
+
+    def spans(self) -> Iterator[tuple[Slot, slice, slice]]:
+        """Each slot with a part here: (slot, range in the local shard, range in the slot)."""
+        for slot, start in zip(self.slots, self.starts, strict=False):
+            low = max(start, self.first)
+            high = min(start + slot.numel, self.first + self.shard_size)
+            if low < high:
+                here = slice(low - self.first, high - self.first)
+                yield slot, here, slice(low - start, high - start)
+
+    def piece(self, slot: Slot, part: slice, prefix: str = "") -> Piece:
+        """The range `part` of `slot` as a piece of the whole model's state."""
+        where = (slot.global_shape, slot.box_offset, slot.shape, part.start, part.stop)
+        return Piece(prefix + slot.name, *where)
+
+
+def global_index(slot: Slot, start: int, stop: int, device: torch.device) -> Tensor:
+    """Row-major indices in the whole tensor of elements [start, stop) of this rank's slice."""
+    local = torch.arange(start, stop, device=device)
+    index = torch.zeros_like(local)
+    for dim, size in enumerate(slot.shape):
+        coordinate = local // prod(slot.shape[dim + 1 :]) % size + slot.box_offset[dim]
+        index += coordinate * prod(slot.global_shape[dim + 1 :])
+    return index

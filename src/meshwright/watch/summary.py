@@ -1,0 +1,232 @@
+"""What a run came to, as pure functions of its history."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Literal
+
+from meshwright.base.events import Kind, RankProfile
+from meshwright.watch.history import Evaluation, JsonObject, RunHistory
+
+Status = Literal["not started", "running", "interrupted", "failed", "finished"]
+
+_ENDS: dict[str, Status] = {
+    Kind.RUN_FINISHED: "finished",
+    Kind.RUN_FAILED: "failed",
+    Kind.RUN_INTERRUPTED: "interrupted",
+}
+
+PARTS = ("compute", "communication wait", "data wait", "optimizer", "other")
+
+
+@dataclass(frozen=True)
+class RankSplit:
+    """Where the time of one rank went, in seconds summed over `steps` steps."""
+
+    rank: int
+    steps: int
+    wall_s: float
+    compute_s: float
+    comm_wait_s: float
+    data_wait_s: float
+    optimizer_s: float
+
+    @property
+    def other_s(self) -> float:
+        """Wall time that no part accounts for."""
+        known_s = self.compute_s + self.comm_wait_s + self.data_wait_s + self.optimizer_s
+        return max(0.0, self.wall_s - known_s)
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """One value for each of `PARTS`, in that order."""
+        return (
+            self.compute_s,
+            self.comm_wait_s,
+            self.data_wait_s,
+            self.optimizer_s,
+            self.other_s,
+        )
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """One share for each of `PARTS`; they sum to 1, or to 0 for a rank without any time."""
+        total_s = sum(self.seconds)
+        return tuple(value / total_s if total_s else 0.0 for value in self.seconds)
+
+
+def split_by_rank(profiles: Iterable[RankProfile]) -> tuple[RankSplit, ...]:
+    """Sums of `profiles` for each rank, by rank.
+
+    Steps done twice, after going back to a checkpoint, count twice: their time was spent.
+    """
+    by_rank: dict[int, list[RankProfile]] = {}
+    for profile in profiles:
+        by_rank.setdefault(profile.rank, []).append(profile)
+    return tuple(
+        RankSplit(
+            rank=rank,
+            steps=sum(p.steps for p in found),
+            wall_s=sum(p.wall_s for p in found),
+            compute_s=sum(p.compute_s for p in found),
+            comm_wait_s=sum(p.comm_wait_s for p in found),
+            data_wait_s=sum(p.data_wait_s for p in found),
+            optimizer_s=sum(p.optimizer_s for p in found),
+        )
+        for rank, found in sorted(by_rank.items())
+    )
+
+
+def mean_shares(splits: Sequence[RankSplit]) -> tuple[float, ...] | None:
+    """Share of each of `PARTS` on the mean rank; None without profiles."""
+    if not splits:
+        return None
+    return tuple(
+        sum(column) / len(splits) for column in zip(*(s.shares for s in splits), strict=True)
+    )
+
+
+def finite_median(values: Iterable[float]) -> float | None:
+    """Median of the finite values; None if there are none."""
+    finite = [value for value in values if math.isfinite(value)]
+    return median(finite) if finite else None
+
+
+def status(events: Sequence[JsonObject]) -> Status:
+    """How the newest incarnation ended, or that it has not."""
+    for event in reversed(events):
+        if event.get("kind") in _ENDS:
+            return _ENDS[event["kind"]]
+        if event.get("kind") == Kind.RUN_STARTED:
+            return "running"
+    return "not started"
+
+
+def error_line(events: Sequence[JsonObject]) -> str | None:
+    """The error that ended the newest incarnation; None unless it failed."""
+    if status(events) != "failed":
+        return None
+    last = next(event for event in reversed(events) if event.get("kind") == Kind.RUN_FAILED)
+    return str(last.get("error", "no reason recorded"))
+
+
+def incarnations(events: Sequence[JsonObject]) -> list[list[JsonObject]]:
+    """The events of each start of the run, each list beginning with its `RUN_STARTED`."""
+    found: list[list[JsonObject]] = []
+    for event in events:
+        if event.get("kind") == Kind.RUN_STARTED:
+            found.append([])
+        if found:
+            found[-1].append(event)
+    return found
+
+
+def wall_time_s(events: Sequence[JsonObject]) -> float:
+    """Seconds from start to end (or newest event) of each incarnation, summed."""
+    return sum(_incarnation_wall_s(events) for events in incarnations(events))
+
+
+def _incarnation_wall_s(events: Sequence[JsonObject]) -> float:
+    for event in events:
+        if event.get("kind") == Kind.RUN_FINISHED and "wall_s" in event:
+            return float(event["wall_s"])
+    times = [float(event["ts"]) for event in events if "ts" in event]
+    return max(times) - min(times) if times else 0.0
+
+
+def resumed_steps(events: Sequence[JsonObject]) -> list[int]:
+    """The checkpointed step each later incarnation went on from."""
+    starts = (event for event in events if event.get("kind") == Kind.RUN_STARTED)
+    return [int(e["resumed_from"]) for e in starts if e.get("resumed_from") is not None]
+
+
+def comparison(evaluation: Evaluation) -> str:
+    """Plain words: how the validation loss stands against the bigram and the unigram model."""
+    rivals = (("bigram", evaluation.bigram_loss), ("unigram", evaluation.unigram_loss))
+    known = [_against(evaluation.loss, name, loss) for name, loss in rivals if loss is not None]
+    return " and ".join(known) + ", on the same split" if known else "no reference to compare with"
+
+
+def _against(loss: float, name: str, rival: float) -> str:
+    if not math.isfinite(loss):
+        return f"not comparable with the {name} model's {rival:.3f}"
+    if loss == rival:
+        return f"equal to the {name} model's {rival:.3f}"
+    side = "lower" if loss < rival else "higher"
+    return f"{side} than the {name} model's {rival:.3f}"
+
+
+def nonfinite_steps(history: RunHistory) -> list[int]:
+    """Steps whose loss or gradient norm is not a number or infinite."""
+    return [
+        m.step
+        for m in history.metrics
+        if not (math.isfinite(m.loss) and math.isfinite(m.grad_norm))
+    ]
+
+
+def summary(history: RunHistory) -> dict[str, Any]:
+    """The run in one JSON document: plain values, `None` for what is unknown or not finite."""
+    plan, last = history.plan, history.metrics[-1] if history.metrics else None
+    ranks = history.job.layout.world
+    tokens_per_s = finite_median(m.tokens_per_s for m in history.metrics)
+    splits = split_by_rank(history.profiles)
+    return {
+        "name": history.job.job.name,
+        "status": status(history.events),
+        "error": error_line(history.events),
+        "layout": history.job.layout.label,
+        "ranks": ranks,
+        "model_params": plan.model_params if plan else history.job.model.params,
+        "step": last.step if last else 0,
+        "steps": history.job.job.steps,
+        "incarnations": len(incarnations(history.events)),
+        "resumed_from": resumed_steps(history.events),
+        "wall_s": wall_time_s(history.events),
+        "train_loss": _finite(last.loss) if last else None,
+        "validation": _validation(history.evaluations),
+        "tokens_per_s": tokens_per_s,
+        "tokens_per_s_per_chip": tokens_per_s / ranks if tokens_per_s is not None else None,
+        "step_time_s": finite_median(m.step_time_s for m in history.metrics),
+        "mfu": _mfu(history),
+        "peak_flops_per_chip": plan.peak_flops_per_chip if plan else None,
+        "peak_source": plan.peak_source if plan else None,
+        "time_split": _named(mean_shares(splits)),
+        "time_split_by_rank": [{"rank": s.rank, **_named(s.shares)} for s in splits],
+        "nonfinite_steps": nonfinite_steps(history),
+        "unreadable_lines": history.unreadable_lines,
+    }
+
+
+def _mfu(history: RunHistory) -> float | None:
+    """Median MFU; None where the plan knows no peak to measure against."""
+    if history.plan is None or history.plan.peak_flops_per_chip is None:
+        return None
+    return finite_median(m.mfu for m in history.metrics)
+
+
+def _validation(evaluations: Sequence[Evaluation]) -> dict[str, Any] | None:
+    if not evaluations:
+        return None
+    last = evaluations[-1]
+    return {
+        "step": last.step,
+        "loss": _finite(last.loss),
+        "bigram_loss": _finite(last.bigram_loss),
+        "unigram_loss": _finite(last.unigram_loss),
+        "tokens": last.tokens,
+        "verdict": comparison(last),
+    }
+
+
+def _named(shares: tuple[float, ...] | None) -> dict[str, float]:
+    if shares is None:
+        return {}
+    return {part.replace(" ", "_"): share for part, share in zip(PARTS, shares, strict=True)}
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

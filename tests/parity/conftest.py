@@ -1,0 +1,81 @@
+"""One warm launcher for the whole folder, and references traced once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parity_jobs import MODELS, job, layout, write_tokens
+
+from meshwright.cli.check import CHECK_WORKER, trace
+from meshwright.conduct.local import LocalEngine
+from meshwright.plan.layout import Layout
+from meshwright.train.compare import Comparison, Limits, compare
+
+STEPS = 3
+HERE = Path(__file__).parent
+
+Compare = Callable[..., Comparison]
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[LocalEngine]:
+    """A launcher that can import this folder's entry points."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(HERE)
+    with LocalEngine.start("parity_workers") as warm:
+        yield warm
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before
+
+
+@pytest.fixture(scope="session")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prefix of the token store."""
+    return write_tokens(tmp_path_factory.mktemp("tokens") / "train")
+
+
+@pytest.fixture(scope="session")
+def reference(
+    engine: LocalEngine, tokens: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """Folder of the one-process trace of a model, made at its first use."""
+    made: dict[str, Path] = {}
+
+    def of(model: str) -> Path:
+        if model not in made:
+            folder = tmp_path_factory.mktemp("reference") / model
+            trace(engine, job(MODELS[model]), layout({}, 1), tokens, STEPS, folder)
+            made[model] = folder
+        return made[model]
+
+    return of
+
+
+@pytest.fixture
+def against_one_process(
+    engine: LocalEngine, tokens: Path, reference: Callable[[str], Path], tmp_path: Path
+) -> Compare:
+    """Trace a layout, maybe by a faulty entry point, and compare it with the reference."""
+
+    def run(model: str, how: Layout, entry: str = f"{CHECK_WORKER}:main") -> Comparison:
+        trace(engine, job(MODELS[model]), how, tokens, STEPS, tmp_path / "layout", entry)
+        return compare(reference(model), tmp_path / "layout", Limits())
+
+    return run
+
+
+@pytest.fixture
+def on_ranks(engine: LocalEngine, tmp_path: Path) -> Callable[..., list[Any]]:
+    """Run `parity_workers:NAME` on the ranks of a layout; each rank's JSON result."""
+    from rank_results import run_on_ranks
+
+    def run(name: str, how: Layout, model: str = "untied", **args: Any) -> list[Any]:
+        return run_on_ranks(engine, tmp_path, name, job(MODELS[model]), how, args)
+
+    return run

@@ -1,0 +1,274 @@
+"""A job file is resolved whole, or refused in one line that names key, value and the way out."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.base.config import to_toml
+from meshwright.base.errors import InputError
+from meshwright.plan.job import Job, load_job, resolve_job
+
+GOOD: dict[str, Any] = {
+    "job": {"name": "test", "steps": 10},
+    "model": {"preset": "tiny"},
+    "data": {"seq_len": 256, "global_batch": 32},
+    "layout": {"dp_replicate": 2, "tp": 2, "pp": 2, "micro_batch": 4},
+    "cluster": {"ref": "local:8"},
+    "optimizer": {"lr": 3e-3},
+}
+
+
+def _with(changes: dict[str, Any]) -> dict[str, Any]:
+    """GOOD with dotted keys changed, sections replaced, or left out where the value is None."""
+    tables = copy.deepcopy(GOOD)
+    for dotted, value in changes.items():
+        section, dot, key = dotted.partition(".")
+        table, name = (tables.setdefault(section, {}), key) if dot else (tables, section)
+        if value is None:
+            del table[name]
+        else:
+            table[name] = value
+    return tables
+
+
+def _refusal(changes: dict[str, Any]) -> str:
+    with pytest.raises(InputError) as caught:
+        resolve_job(_with(changes))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes, line",
+    [
+        (
+            {"model.hiden": 64},
+            'model.hiden = 64: unknown key; did you mean "hidden"?',
+        ),
+        (
+            {"model": {"presets": "tiny"}},
+            "model.presets = 'tiny': unknown key; did you mean \"preset\"?",
+        ),
+        (
+            {"layout.tpp": 2},
+            'layout.tpp = 2: unknown key; did you mean "tp"?',
+        ),
+        (
+            {"optimiser": {"lr": 1.0}},
+            "optimiser = {'lr': 1.0}: unknown key; did you mean \"optimizer\"?",
+        ),
+        (
+            {"model.preset": "llama3-8"},
+            "model.preset = 'llama3-8': no such preset; did you mean \"llama3-8b\"?",
+        ),
+        (
+            {"layout.dp_replicate": 4},
+            "layout = 'dp4xtp2xpp2': its axes multiply to 16 ranks but cluster.ref = 'local:8' has "
+            "8; change an axis or set cluster.ref = 'local:16'",
+        ),
+        (
+            {"model.heads": 3, "model.kv_heads": 3, "model.head_dim": 32},
+            "layout.tp = 2: does not divide model.heads = 3; it takes 1, 3",
+        ),
+        (
+            {"model.kv_heads": 1},
+            "layout.tp = 2: does not divide model.kv_heads = 1; it takes 1",
+        ),
+        (
+            {"model.ffn_hidden": 353},
+            "layout.tp = 2: does not divide model.ffn_hidden = 353; it takes 1",
+        ),
+        (
+            {"model.vocab": 50257},
+            "layout.tp = 2: does not divide model.vocab = 50257; it takes 1, 29",
+        ),
+        (
+            {"model.layers": 1},
+            "layout.pp = 2: more stages than model.layers = 1; use pp <= 1",
+        ),
+        (
+            {"data.global_batch": 30},
+            "data.global_batch = 30: is not a multiple of dp x micro_batch = 2 x 4 = 8; "
+            "use 24 or 32",
+        ),
+        (
+            {"data.global_batch": 3},
+            "data.global_batch = 3: is not a multiple of dp x micro_batch = 2 x 4 = 8; use 8",
+        ),
+        (
+            {"data.seq_len": 255},
+            "data.seq_len = 255: is not a multiple of layout.tp = 2, which splits the sequence; "
+            "change it or set layout.sp = false",
+        ),
+        (
+            {"model": {"preset": "gpt2", "vocab": 50304}, "data.seq_len": 2048},
+            "data.seq_len = 2048: is longer than model.max_seq_len = 1024, the learned positions",
+        ),
+        (
+            {"model": 3},
+            "model = 3: must be a table of keys: [model]",
+        ),
+        (
+            {"optimizer": "adamw"},
+            "optimizer = 'adamw': must be a table of keys: [optimizer]",
+        ),
+        (
+            {"layout": "auto"},
+            "layout = 'auto': needs the planner, which this version does not have; "
+            "write a [layout] table: dp_replicate, dp_shard, tp, pp",
+        ),
+        (
+            {"layout": "automatic"},
+            "layout = 'automatic': must be a table of keys: [layout]",
+        ),
+        (
+            {"model": None},
+            "model = None: required; add it to the job file or pass -o",
+        ),
+        (
+            {"job.steps": None},
+            "job.steps = None: required; add it to the job file or pass -o",
+        ),
+        (
+            {"layout.dp_shard": 2, "layout.zero": 0},
+            "layout = {...}: zero = 0 contradicts dp_shard = 2: zero = 3 shards over dp_shard > 1; "
+            "leave zero out to let it follow",
+        ),
+        (
+            {"cluster.ref": "slurm:gpu:16"},
+            "cluster.ref = 'slurm:gpu:16': this version runs on local:N, N processes of this "
+            "machine",
+        ),
+        (
+            {"optimizer.min_lr": 0.1},
+            "optimizer = {...}: min_lr (0.1) is above lr (0.003); lower it",
+        ),
+        (
+            {"optimizer.betas": [0.9, 1.0]},
+            "optimizer.betas = [0.9, 1.0]: both must be in [0, 1)",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused_with_this_line(changes: dict[str, Any], line: str) -> None:
+    assert _refusal(changes) == line
+
+
+@pytest.mark.parametrize(
+    "key, value, says",
+    [
+        ("job.steps", "300", "valid integer"),
+        ("job.steps", 300.0, "valid integer"),
+        ("job.steps", True, "valid integer"),
+        ("job.steps", 0, "greater than 0"),
+        ("job.name", "../up", "match pattern"),
+        ("job.name", "x" * 65, "match pattern"),
+        ("job.seed", -1, "greater than or equal to 0"),
+        ("layout.tp", 0, "greater than 0"),
+        ("layout.tp", "2", "valid integer"),
+        ("layout.sp", 1, "valid boolean"),
+        ("layout.cp", 2, "input should be 1"),
+        ("layout.zero", 1, "input should be 0 or 3"),
+        ("layout.precision", "fp8", "'fp32' or 'bf16'"),
+        ("model.layers", "4", "valid integer"),
+        ("model.family", "bert", "'llama' or 'gpt2'"),
+        ("data.source", ["a"], "valid string"),
+        ("optimizer.lr", "fast", "valid number"),
+        ("optimizer.lr", float("inf"), "finite number"),
+        ("optimizer.lr", float("nan"), "finite number"),
+        ("optimizer.lr", 10**400, "valid number"),
+        ("optimizer.name", "sgd", "'adamw'"),
+        ("cluster.ref", "local:0", "local:N"),
+        ("cluster.ref", "local:" + "9" * 5000, "local:N"),
+        ("checkpoint.every", 0, "greater than 0"),
+    ],
+)
+def test_wrong_values_name_their_key_and_value(key: str, value: object, says: str) -> None:
+    line = _refusal({key: value})
+    assert line.startswith(f"{key} = {value!r}: ") and says in line
+
+
+def test_a_file_is_read_overridden_and_resolved(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(
+        '[job]\nsteps = 10\n[model]\npreset = "tiny"\n[data]\nseq_len = 64\nglobal_batch = 8\n'
+    )
+    job = load_job(path, ["model.layers=2", "layout.tp=2", "cluster.ref=local:2", "job.name=mine"])
+    assert (job.job.name, job.model.layers, job.model.hidden) == ("mine", 2, 128)
+    assert (job.layout.world, job.cluster.ranks, job.accumulation) == (2, 2, 8)
+
+
+def test_a_resolved_job_written_as_toml_is_the_same_job() -> None:
+    job = resolve_job(_with({"data.source": "größe/日本/🙂", "optimizer.eps": 1e-30}))
+    assert resolve_job(tomllib.loads(to_toml(job.model_dump()))) == job
+
+
+def test_accumulation_is_micro_batches_of_a_rank() -> None:
+    assert resolve_job(GOOD).accumulation == 32 // (2 * 4)
+
+
+def test_resolving_changes_nothing_in_what_was_given() -> None:
+    tables = copy.deepcopy(GOOD)
+    resolve_job(tables)
+    assert tables == GOOD
+
+
+def test_a_huge_size_is_refused_at_once() -> None:
+    assert "it takes 1, 3" in _refusal({"model.vocab": 3 * 10**30 + 3})
+
+
+SECTIONS = [*Job.model_fields, "modle", ""]
+KEYS = sorted(
+    {key for field in Job.model_fields.values() for key in field.annotation.model_fields}  # type: ignore[union-attr]
+    | {"preset", "hiden", "a\nb", ""}
+)
+scalars = st.one_of(
+    st.integers(),
+    st.integers(-1, 9),
+    st.floats(),
+    st.booleans(),
+    st.text(max_size=9),
+    st.sampled_from(["auto", "tiny", "gpt2", "llama", "local:8", "bf16", "adamw"]),
+    st.dates(),
+    st.times(),
+    st.just(datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)),
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+junk_sections = st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=5), values, max_size=4)
+junk_tables = st.dictionaries(
+    st.sampled_from(SECTIONS) | st.text(max_size=5), values | junk_sections, max_size=6
+)
+
+
+@st.composite
+def nearly_good(draw: st.DrawFn) -> dict[str, Any]:
+    """GOOD with one or two keys of junk: this gets further than tables of nothing but junk."""
+    tables = copy.deepcopy(GOOD)
+    for _ in range(draw(st.integers(1, 2))):
+        section = tables[draw(st.sampled_from(sorted(GOOD)))]
+        section[draw(st.sampled_from(KEYS))] = draw(values)
+    return tables
+
+
+@settings(max_examples=400, deadline=None)
+@given(junk_tables | nearly_good())
+def test_junk_is_refused_in_one_line_or_resolves_to_a_job_that_survives_json(
+    tables: dict[str, Any],
+) -> None:
+    try:
+        job = resolve_job(tables)
+    except InputError as error:
+        assert len(str(error).splitlines()) == 1
+    else:
+        assert resolve_job(json.loads(job.model_dump_json())) == job

@@ -1,0 +1,190 @@
+"""The live view, on a terminal and off it, with a clock of our own."""
+
+from __future__ import annotations
+
+import io
+import math
+import tomllib
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from rich.console import Console
+from watch_runs import evaluated, event, job_text, metric, plan_of, profile, started
+
+from meshwright.base.events import Kind
+from meshwright.plan.job import Job, resolve_job
+from meshwright.plan.layout import Layout
+from meshwright.watch.live import LiveView
+from meshwright.watch.live_state import LiveState, sparkline
+
+LAYOUT = Layout(dp_replicate=2, tp=2, pp=2)
+
+
+class Clock:
+    """Seconds that pass only when told."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def job_of(steps: int) -> Job:
+    return resolve_job(tomllib.loads(job_text(LAYOUT, steps)))
+
+
+def view(steps: int, terminal: bool, **plan: Any) -> tuple[LiveView, io.StringIO, Clock]:
+    out, clock = io.StringIO(), Clock()
+    console = Console(file=out, force_terminal=terminal, width=80, color_system=None)
+    return LiveView(job_of(steps), plan_of(LAYOUT, **plan), console, clock), out, clock
+
+
+def measured(step: int, **changes: Any) -> dict[str, Any]:
+    return event(Kind.METRICS, step, rank=0, **metric(step, **changes))
+
+
+def run(live: LiveView, clock: Clock, steps: int, step_s: float) -> Iterator[int]:
+    live.on_event(started(0, LAYOUT))
+    for step in range(1, steps + 1):
+        clock.now_s += step_s
+        live.on_event(measured(step))
+        yield step
+
+
+def step_lines(out: io.StringIO) -> list[int]:
+    lines = [line for line in out.getvalue().splitlines() if "loss " in line]
+    return [int(line.split()[1].split("/")[0]) for line in lines]
+
+
+def test_off_a_terminal_a_line_every_tenth_of_the_steps() -> None:
+    live, out, clock = view(40, terminal=False)
+    with live:
+        assert list(run(live, clock, 40, step_s=0.01))[-1] == 40
+    assert step_lines(out) == [1, 5, 9, 13, 17, 21, 25, 29, 33, 37, 40]
+    assert "\x1b" not in out.getvalue()
+    assert out.getvalue().startswith("synthetic · dp2xtp2xpp2 · 1.23 M parameters\n")
+
+
+def test_off_a_terminal_a_line_every_five_seconds() -> None:
+    live, out, clock = view(10_000, terminal=False)
+    list(run(live, clock, 14, step_s=1.0))
+    assert step_lines(out) == [1, 6, 11]
+    assert "tokens/s  MFU" in out.getvalue() and "ETA 2 h 46 min" in out.getvalue()
+
+
+def test_off_a_terminal_evaluations_are_told() -> None:
+    live, out, _ = view(40, terminal=False)
+    live.on_event(evaluated(1, 20, 3.3))
+    live.on_event(evaluated(2, 40, 3.9))
+    first, second = out.getvalue().splitlines()
+    assert first == "step 20  validation 3.3000, below bigram 3.6000"
+    assert second == "step 40  validation 3.9000, not below bigram 3.6000"
+
+
+def test_text_from_a_run_is_not_read_as_markup() -> None:
+    live, out, _ = view(40, terminal=False, label="[red]:smile:[/red]")
+    live.on_event(started(0, LAYOUT))
+    assert "[red]:smile:[/red]" in out.getvalue()
+
+
+@pytest.fixture
+def renders(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The moments at which a panel was built."""
+    seen: list[float] = []
+    build = LiveView.render
+
+    def counted(self: LiveView) -> object:
+        seen.append(self.state.now_s)
+        return build(self)
+
+    monkeypatch.setattr(LiveView, "render", counted)
+    return seen
+
+
+def test_on_a_terminal_at_most_four_drawings_a_second(renders: list[float]) -> None:
+    live, _, clock = view(2000, terminal=True)
+    with live:
+        list(run(live, clock, 2000, step_s=0.001))
+        drawn = list(renders)
+    gaps = [b - a for a, b in pairwise(drawn)]
+    assert 8 <= len(drawn) <= 9, "two seconds"
+    assert min(gaps) >= 0.25 - 1e-9
+
+
+def test_time_goes_on_without_messages(renders: list[float]) -> None:
+    live, out, clock = view(40, terminal=True)
+    with live:
+        live.on_event(started(0, LAYOUT))
+        clock.now_s += 7
+        live.tick()
+        assert renders[-1] == clock.now_s
+    assert "7.0 s" in out.getvalue()
+
+
+def test_the_panel_tells_all() -> None:
+    live, out, clock = view(40, terminal=True)
+    with live:
+        for rank in range(8):
+            live.on_event(event(Kind.RANK_READY, 1, rank=rank))
+            live.on_event(profile(rank, 2, 10))
+        list(run(live, clock, 20, step_s=1.0))
+        live.on_event(evaluated(3, 20, 3.3))
+    panel = out.getvalue()
+    for words in ("20/40", "running", "20.0 s left", "tokens/s · MFU", "▁", "(step 20)"):
+        assert words in panel, words
+    for words in (
+        "below bigram 3.6000",
+        "■ compute 67%",
+        "■ comm 14%",
+        "■ other 7%",
+        "grad norm",
+    ):
+        assert words in panel, words
+
+
+def test_a_panel_before_anything_has_happened() -> None:
+    live, out, _ = view(40, terminal=True)
+    with live:
+        live.on_event(started(0, LAYOUT))
+        live.on_event(event(Kind.RANK_READY, 1, rank=3))
+    assert "1/8 ranks ready" in out.getvalue()
+
+
+def test_mfu_without_a_peak_is_not_shown() -> None:
+    live, out, clock = view(4, terminal=False, peak_flops_per_chip=None)
+    list(run(live, clock, 4, step_s=1.0))
+    assert "MFU" not in out.getvalue() and "tokens/s" in out.getvalue()
+
+
+def test_a_diverged_run_is_still_shown() -> None:
+    for terminal in (False, True):
+        live, out, _ = view(4, terminal=terminal)
+        with live:
+            live.on_event(measured(1, loss=math.nan, grad_norm=None, mfu=None))
+        assert "nan" in out.getvalue()
+
+
+def test_the_pace_counts_evaluations_and_starts_anew_on_resuming() -> None:
+    state = LiveState(steps=100, world=8)
+    for now_s, step in ((0.0, 10), (1.0, 11), (6.0, 12)):
+        state.apply(measured(step), now_s)
+    assert state.eta_s == pytest.approx(88 * 3.0)
+    state.apply(started(9, LAYOUT, resumed_from=5), 7.0)
+    assert (state.step, state.eta_s, state.status) == (5, None, "starting")
+
+
+def test_a_lost_rank_is_no_longer_ready() -> None:
+    state = LiveState(steps=100, world=8)
+    state.apply(event(Kind.RANK_READY, 1, rank=3), 0.0)
+    state.apply(event(Kind.RANK_LOST, 2, rank=3, step=7), 1.0)
+    assert (state.ready, state.status) == (set(), "lost rank 3")
+
+
+def test_sparkline() -> None:
+    assert sparkline([8.0, 4.0, 1.0], 10) == "█▄▁"
+    assert len(sparkline([float(v) for v in range(500)], 32)) == 32
+    assert sparkline([1.0, math.nan, 2.0], 10) == "▁x█"
+    assert sparkline([], 10) == ""
