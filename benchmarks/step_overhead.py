@@ -102,14 +102,15 @@ def plain_step(job: Job) -> Step:
     return step
 
 
-def measure(case: Case, pairs: int) -> Measured:
-    """Take `pairs` steps with each side, after a warm-up."""
+def measure(case: Case, pairs: int, threads: int) -> Measured:
+    """Take `pairs` steps with each side, after a warm-up; `threads` 0 is what a worker takes."""
     steps = _WARM_UP + pairs
     job = build_job(case.load, Layout(micro_batch=case.micro_batch), steps)
     tokens = batches(case.load, steps).unflatten(1, (case.accumulation, case.micro_batch))
     with socket.create_server(("127.0.0.1", 0)) as server:
         context = worker_context(0, 1, server.getsockname()[1], server.detach())
     with joined(context, job) as mesh:
+        torch.set_num_threads(threads or torch.get_num_threads())
         trainer = Trainer(job, mesh, torch.device("cpu"))
         trainer.initialise()
         return take_turns(our_step(trainer), plain_step(job), tokens)
@@ -163,10 +164,16 @@ def report(cases: dict[Case, Measured], pairs: int) -> str:
 def main() -> int:
     """Measure, print, and say whether the comparison was a fair one."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--pairs", type=int, default=60, help="measured pairs of steps a case")
+    parser.add_argument("--pairs", type=int, default=40, help="measured pairs of steps a case")
+    parser.add_argument("--models", nargs="+", default=["tiny", "10m"], help="tiny, 10m")
+    parser.add_argument("--threads", type=int, default=0, help="default: every core")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
-    cases = {case: measure(case, options.pairs) for case in CASES}
+    cases = {
+        case: measure(case, options.pairs, options.threads)
+        for case in CASES
+        if case.model in options.models
+    }
     text = report(cases, options.pairs)
     print(text)
     unequal = [case for case, found in cases.items() if not found.loss_rel <= LOSS_TOLERANCE]

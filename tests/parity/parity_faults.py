@@ -6,161 +6,172 @@ Each entry point breaks the trainer in its own forked process and then runs the 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from meshwright.base.events import WorkerContext
-from meshwright.train import check, gradients, trainer
+from meshwright.train import check, gradients, trainer, worker
 from meshwright.train.comm import Axis, Pending
 from meshwright.train.mesh import Mesh
 from meshwright.train.parallel import data, pipeline, tensor
 from meshwright.train.parallel.flat import FlatGroup
 
 
+def _break(owner: Any, name: str, breaker: Callable[[Any], Any]) -> None:
+    """Replace `owner.name` by what `breaker` makes of it."""
+    setattr(owner, name, breaker(getattr(owner, name)))
+
+
 def gradient_scaled_by_tp(context: WorkerContext) -> None:
-    """The weights of one layer's query projection get tp times their gradient."""
-    right = trainer.finish_gradients
+    """The head gets tp times their gradient."""
 
-    def wrong(groups: list[FlatGroup], mesh: Mesh) -> None:
-        right(groups, mesh)
-        for group in groups:
-            for slot, here, _ in group.spans():
-                if slot.name == "layers.0.attn.wq.weight":
-                    group.grad[here] *= mesh.tp.size
+    def breaker(right: Any) -> Any:
+        def wrong(groups: list[FlatGroup], mesh: Mesh) -> None:
+            right(groups, mesh)
+            for group in groups:
+                for slot, here, _ in group.spans():
+                    if slot.name == "head.weight":
+                        group.grad[here] *= mesh.tp.size
 
-    trainer.finish_gradients = wrong
+        return wrong
+
+    _break(trainer, "finish_gradients", breaker)
     check.main(context)
 
 
 def stage_clipped_by_its_own_norm(context: WorkerContext) -> None:
     """Each pipeline stage scales by the norm of its own gradients."""
-    right = trainer.scale_gradients
 
-    def wrong(groups: list[FlatGroup], agreed: gradients.Vote, clip: float) -> None:
-        own = math.sqrt(sum(float(g.grad.double().square().sum()) for g in groups))
-        alone = gradients.Vote(agreed.loss, agreed.tokens, own / agreed.tokens, agreed.stop)
-        right(groups, alone, clip)
+    def breaker(right: Any) -> Any:
+        def wrong(groups: list[FlatGroup], agreed: gradients.Vote, clip: float) -> None:
+            own = math.sqrt(sum(float(g.grad.double().square().sum()) for g in groups))
+            norm = own / agreed.tokens
+            right(groups, gradients.Vote(agreed.loss, agreed.tokens, norm, agreed.stop), clip)
 
-    trainer.scale_gradients = wrong
+        return wrong
+
+    _break(trainer, "scale_gradients", breaker)
+    check.main(context)
+
+
+def _one_axis_not_summed(axis_name: str, context: WorkerContext) -> None:
+    """Gradients that should be summed over the axis `axis_name` of the mesh stay as they are."""
+    left_out: list[Axis] = []
+
+    def find_axis(right: Any) -> Any:
+        def build(*args: Any) -> Mesh:
+            mesh: Mesh = right(*args)
+            left_out.append(getattr(mesh, axis_name))
+            return mesh
+
+        return build
+
+    def skip_sum(right: Any) -> Any:
+        def wrong(axis: Axis, parts: list[Tensor]) -> None:
+            if axis is not left_out[0]:
+                right(axis, parts)
+
+        return wrong
+
+    def skip_reduction(right: Any) -> Any:
+        def wrong(self: Axis, x: Tensor) -> Pending:
+            is_gradient = x.dtype.itemsize == 4 and x.numel() > 1
+            skip = self is left_out[0] and axis_name == "dp_replicate" and is_gradient
+            pending: Pending = Pending(None, self.clock) if skip else right(self, x)
+            return pending
+
+        return wrong
+
+    _break(worker, "build_mesh", find_axis)
+    _break(gradients, "_sum_over", skip_sum)
+    _break(Axis, "start_all_reduce", skip_reduction)
     check.main(context)
 
 
 def norms_not_summed_over_tp(context: WorkerContext) -> None:
     """Under sequence parallelism each tp rank keeps the norm gradients of its own slice."""
-    right = gradients._sum_over
-
-    def wrong(axis: Axis, parts: list[Tensor]) -> None:
-        if axis is not _mesh_of(context).tp:
-            right(axis, parts)
-
-    _keep_mesh(context)
-    gradients._sum_over = wrong
-    check.main(context)
+    _one_axis_not_summed("tp", context)
 
 
 def tied_ends_not_summed(context: WorkerContext) -> None:
     """Each end of the pipeline updates its copy of the tied table by its own part."""
-    right = gradients._sum_over
-
-    def wrong(axis: Axis, parts: list[Tensor]) -> None:
-        if axis is not _mesh_of(context).ends:
-            right(axis, parts)
-
-    _keep_mesh(context)
-    gradients._sum_over = wrong
-    check.main(context)
+    _one_axis_not_summed("ends", context)
 
 
 def replicas_not_summed(context: WorkerContext) -> None:
     """Data-parallel replicas go on with their own gradients."""
-
-    right = Axis.start_all_reduce
-
-    def wrong(self: Axis, x: Tensor) -> Pending:
-        replicas = _mesh_of(context).dp_replicate
-        return Pending(None, self.clock) if self is replicas else right(self, x)
-
-    _keep_mesh(context)
-    Axis.start_all_reduce = wrong  # type: ignore[method-assign]
-    check.main(context)
+    _one_axis_not_summed("dp_replicate", context)
 
 
 def shards_averaged(context: WorkerContext) -> None:
     """Reduce-scatter takes the mean over dp_shard where the sum is due."""
-    right = Axis.reduce_scatter
 
-    def wrong(self: Axis, out: Tensor, x: Tensor) -> None:
-        right(self, out, x)
-        if out.dim() == 1:  # flat buffers, not activations
-            out /= self.size
+    def breaker(right: Any) -> Any:
+        def wrong(self: Axis, out: Tensor, x: Tensor) -> None:
+            right(self, out, x)
+            if out.dim() == 1:  # flat buffers, not activations
+                out /= self.size
 
-    Axis.reduce_scatter = wrong  # type: ignore[method-assign]
+        return wrong
+
+    _break(Axis, "reduce_scatter", breaker)
     check.main(context)
 
 
 def one_micro_batch_forgotten(context: WorkerContext) -> None:
     """The gradient of the first micro-batch is thrown away."""
-    right = data.DataParallel.begin_backward
     seen: list[bool] = []
 
-    def wrong(self: data.DataParallel, last: bool) -> None:
-        if len(seen) == 1:
-            self.begin_step()
-        seen.append(last)
-        right(self, last)
+    def breaker(right: Any) -> Any:
+        def wrong(self: data.DataParallel, last: bool) -> None:
+            if len(seen) == 1:
+                self.begin_step()
+            seen.append(last)
+            right(self, last)
 
-    data.DataParallel.begin_backward = wrong  # type: ignore[method-assign]
+        return wrong
+
+    _break(data.DataParallel, "begin_backward", breaker)
     check.main(context)
 
 
 def mean_of_means(context: WorkerContext) -> None:
-    """Each rank divides its loss by its own count of tokens and the means are averaged."""
-    right = pipeline.summed_loss
+    """The loss of a rank does not weigh what its tokens weigh."""
 
-    def wrong(logits: Tensor, targets: Tensor, tp: Axis) -> Tensor:
-        return right(logits, targets, tp) / (1 + context.rank)
+    def breaker(right: Any) -> Any:
+        def wrong(logits: Tensor, targets: Tensor, tp: Axis) -> Any:
+            return right(logits, targets, tp) / (1 + context.rank)
 
-    pipeline.summed_loss = wrong
+        return wrong
+
+    _break(pipeline, "summed_loss", breaker)
     check.main(context)
 
 
 def weights_start_by_local_index(context: WorkerContext) -> None:
     """Initial weights drawn by the place in the rank's own slice."""
-    right = data.global_index
 
-    def wrong(slot: Any, start: int, stop: int, device: Any) -> Tensor:
-        index = right(slot, start, stop, device)
-        return index - index[0]
+    def breaker(right: Any) -> Any:
+        def wrong(*args: Any) -> Any:
+            index = right(*args)
+            return index - index[0]
 
-    data.global_index = wrong
+        return wrong
+
+    _break(data, "global_index", breaker)
     check.main(context)
 
 
-def row_bias_added_by_every_rank(context: WorkerContext) -> None:
-    """What is left after a row split is summed twice: activations scaled on leaving."""
-    right = tensor._AddUp.forward
+def partial_sums_scaled(context: WorkerContext) -> None:
+    """What leaves a split region is a thousandth too large."""
 
-    def wrong(ctx: Any, x: Tensor, tp: Axis) -> Tensor:
-        return right(ctx, x, tp) * 1.001
+    def breaker(right: Any) -> Any:
+        def wrong(ctx: Any, x: Tensor, tp: Axis) -> Any:
+            return right(ctx, x, tp) * 1.001
 
-    tensor._AddUp.forward = staticmethod(wrong)  # type: ignore[method-assign]
+        return staticmethod(wrong)
+
+    _break(tensor._AddUp, "forward", breaker)
     check.main(context)
-
-
-_MESHES: dict[int, Mesh] = {}
-
-
-def _keep_mesh(context: WorkerContext) -> None:
-    """Remember this worker's mesh as soon as its trainer is built."""
-    right = trainer.Trainer.__init__
-
-    def remember(self: trainer.Trainer, job: Any, mesh: Mesh, device: Any) -> None:
-        _MESHES[context.rank] = mesh
-        right(self, job, mesh, device)
-
-    trainer.Trainer.__init__ = remember  # type: ignore[method-assign]
-
-
-def _mesh_of(context: WorkerContext) -> Mesh:
-    return _MESHES[context.rank]

@@ -8,7 +8,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
@@ -56,13 +55,13 @@ def _baselines(job: Job, prepared: Prepared) -> dict[str, float]:
     train, held_out = open_store(prepared.train_prefix), open_store(prepared.held_out_prefix)
     Windows(train, job.data.seq_len)  # refuses a store too small to train on
     windows = Windows(held_out, job.data.seq_len)
-    count = min(job.job.eval_sequences, len(windows))
-    key = sha256(f"{job.data.seq_len}/{count}/{job.model.vocab}".encode()).hexdigest()[:12]
+    indices = windows.spread(job.job.eval_sequences)
+    key = sha256(f"{job.data.seq_len}/{len(indices)}/{job.model.vocab}".encode()).hexdigest()[:12]
     cached = prepared.train_prefix.parent / f"baselines-{key}.json"
     if cached.is_file():
         kept: dict[str, float] = json.loads(cached.read_text())
         return kept
-    found = asdict(ngram_baselines(train, windows, np.arange(count), job.model.vocab))
+    found = asdict(ngram_baselines(train, windows, indices, job.model.vocab))
     losses = {name: found[name] for name in ("unigram_loss", "bigram_loss")}
     draft = Path(f"{cached}.tmp")
     draft.write_text(json.dumps(losses))

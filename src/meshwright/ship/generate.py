@@ -31,8 +31,8 @@ class Sampler:
         if self.temperature == 0:
             return int(logits.argmax())
         kept = min(self.top_k or logits.numel(), logits.numel())
-        values, ids = logits.topk(kept)
-        # Relative to the largest, so that a tiny temperature does not overflow.
+        values, ids = logits.double().topk(kept)
+        # Relative to the largest and in fp64, so that a tiny temperature does not overflow.
         chances = ((values - values[0]) / self.temperature).softmax(0)
         return int(ids[torch.multinomial(chances, 1, generator=self.random)])
 

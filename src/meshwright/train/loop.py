@@ -101,12 +101,12 @@ class TrainLoop:
         by `step_batches`; ranks
         that come up short fill up with sequences whose targets do not count."""
         layout, held_out = self.job.layout, self.inputs.held_out
-        wanted = min(self.job.job.eval_sequences, len(held_out))
+        windows = held_out.spread(self.job.job.eval_sequences)
         unit = layout.dp * layout.micro_batch
-        place = np.arange(-(-wanted // unit) * unit).reshape(-1, layout.dp, layout.micro_batch)
-        mine = place[:, self.mesh.dp_index]
-        samples = held_out.read(np.minimum(mine, wanted - 1).ravel())
-        samples[mine.ravel() >= wanted] = IGNORE
+        places = np.arange(-(-len(windows) // unit) * unit)
+        mine = places.reshape(-1, layout.dp, layout.micro_batch)[:, self.mesh.dp_index]
+        samples = held_out.read(windows[np.minimum(mine, len(windows) - 1)].ravel())
+        samples[mine.ravel() >= len(windows)] = IGNORE
         batches: Tensor = torch.from_numpy(samples).unflatten(0, mine.shape)
         return batches
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
@@ -144,6 +144,7 @@ toml_sections = st.dictionaries(
 
 
 @settings(deadline=None)
+@example({"data": {"a": "\x7f \N{SLIGHTLY SMILING FACE} \n\t\\"}})
 @given(st.dictionaries(st.sampled_from(["job", "data"]), toml_sections))
 def test_tables_written_as_toml_read_back_the_same(tables: dict[str, dict[str, Any]]) -> None:
     assert tomllib.loads(to_toml(tables)) == tables

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from meshwright.base.events import EventWriter, Kind, WorkerContext
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 def steps(context: WorkerContext) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.conduct.decide import (
@@ -94,6 +94,9 @@ def test_sigabrt_is_an_exception_of_another_language() -> None:
     assert first_cause([abort, raised(0, 3.0)]) == abort
 
 
+_GAPS_S = st.integers(0, 32).map(lambda eighths: eighths / 8)  # exact, as the patience is
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[int, list[tuple[float, Event]]]:
     world = draw(st.integers(1, 5))
@@ -102,10 +105,11 @@ def histories(draw: st.DrawFn) -> tuple[int, list[tuple[float, Event]]]:
     ]
     extra: list[Event] = draw(st.lists(st.sampled_from([StopAsked(), Tick()]), max_size=8))
     events = draw(st.permutations(ends + extra))
-    gaps = draw(st.lists(st.floats(0, 4), min_size=len(events), max_size=len(events)))
+    gaps = draw(st.lists(_GAPS_S, min_size=len(events), max_size=len(events)))
     return world, [(sum(gaps[: i + 1]), event) for i, event in enumerate(events)]
 
 
+@settings(deadline=None)
 @given(histories())
 def test_any_history_ends_with_each_signal_sent_once(
     history: tuple[int, list[tuple[float, Event]]],
@@ -120,6 +124,7 @@ def test_any_history_ends_with_each_signal_sent_once(
     assert not state.returned & {death.rank for death in state.deaths}
 
 
+@settings(deadline=None)
 @given(histories(), st.integers(0, 12))
 def test_after_a_death_the_run_ends_in_time_whatever_its_peers_do(
     history: tuple[int, list[tuple[float, Event]]], prefix: int

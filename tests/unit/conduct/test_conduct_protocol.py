@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.base.events import EventWriter, Kind
 from meshwright.conduct.protocol import Exit, LineBuffer, encode, parse_message, signal_name
 
+_OTHER_TEXT = st.text().filter(lambda text: text not in set(Kind))
 _LINES = st.lists(st.binary(min_size=1).filter(lambda line: b"\n" not in line))
 
 
+@settings(deadline=None)
 @given(_LINES, st.lists(st.integers(0, 200)), st.binary().filter(lambda tail: b"\n" not in tail))
 def test_lines_do_not_depend_on_how_bytes_are_split(
     lines: list[bytes], cuts: list[int], tail: bytes
@@ -26,13 +28,15 @@ def test_lines_do_not_depend_on_how_bytes_are_split(
     assert buffer.feed(b"\n") == ([tail] if tail else [])
 
 
+@settings(deadline=None)
 @given(st.binary())
 def test_any_bytes_are_a_message_or_none(line: bytes) -> None:
     message = parse_message(line)
     assert message is None or message["kind"] in Kind
 
 
-@given(st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text()))
+@settings(deadline=None)
+@given(st.none() | st.booleans() | st.integers() | _OTHER_TEXT | st.lists(st.text()))
 def test_a_kind_or_rank_of_the_wrong_type_is_no_message(value: object) -> None:
     assert parse_message(encode({"kind": value, "rank": 0})) is None
     if type(value) is not int:

@@ -36,6 +36,10 @@ def content(document: Document) -> bytes:
     return document.file.path.read_bytes()[document.start : document.stop]
 
 
+def read(document: Document) -> str:
+    return "".join(text for text, _ in read_pieces(document))
+
+
 def test_stdlib_holds_sources_and_docs_and_nothing_installed() -> None:
     corpus = find_corpus("python-stdlib")
     names = [file.name for file in corpus.files]
@@ -123,6 +127,7 @@ def test_small_corpus_holds_out_the_last_lines_of_each_file(
     for head, tail in zip(train, held_out, strict=True):
         assert content(head) + content(tail) == text
         assert content(head).endswith(b"\n")
+        assert read(head) + read(tail) == text.decode()
         assert 0.04 < len(content(tail)) / len(text) <= 0.05
 
 

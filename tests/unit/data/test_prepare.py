@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.base.errors import ConfigError, DataError
+from meshwright.data import corpus as corpus_module
 from meshwright.data import prepare as prepare_module
 from meshwright.data.corpus import find_corpus, only_text, split
 from meshwright.data.prepare import Prepared, prepare
@@ -68,7 +69,13 @@ def start_child(source: Path, cache: Path, stop_at: str) -> subprocess.Popen[str
     )
 
 
-def test_stores_hold_the_text_of_the_split(source: Path, cache: Path) -> None:
+@pytest.mark.parametrize("piece_bytes", [256 * 1024, 100])
+def test_stores_hold_the_text_of_the_split(
+    source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
+    """Also where documents are read in several pieces and pieces fall into several batches."""
+    monkeypatch.setattr(corpus_module, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(prepare_module, "_BATCH_CHARS", 3 * piece_bytes)
     prepared = build(source, cache)
     tokenizer = load_tokenizer(prepared.tokenizer_path)
     parts = split(only_text(find_corpus(str(source))))

@@ -136,6 +136,24 @@ def test_a_failed_export_leaves_the_model_that_was_there(export: Export, tmp_pat
 
 
 @llama_only
+def test_the_model_before_goes_only_once_the_new_one_is_in_place(
+    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (export() / "model.safetensors").read_bytes()
+    rename = Path.rename
+
+    def fail_to_publish(source: Path, target: Path) -> Path:
+        if source.name == "model.tmp":
+            raise OSError("disk gone")
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "rename", fail_to_publish)
+    with pytest.raises(CheckpointError, match=r"cannot be written \(disk gone\)"):
+        export()
+    assert (tmp_path / "model.old" / "model.safetensors").read_bytes() == before
+
+
+@llama_only
 def test_wrong_input_is_refused_before_anything_is_written(
     spec: ModelSpec, export: Export, tmp_path: Path
 ) -> None:

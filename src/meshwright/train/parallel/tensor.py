@@ -71,7 +71,7 @@ def _gather(x: Tensor, tp: Axis) -> Tensor:
 def _scatter(x: Tensor, tp: Axis) -> Tensor:
     """The sum over ranks of [batch, seq, hidden], this rank's slice [batch, seq/tp, hidden]."""
     slices = x.unflatten(1, (tp.size, -1)).transpose(0, 1).contiguous()
-    out = slices.new_empty(slices.shape[1:])
+    out: Tensor = slices.new_empty(slices.shape[1:])
     tp.reduce_scatter(out, slices.flatten(0, 1))
     return out
 
