@@ -123,6 +123,15 @@ class Cli:
 
 
 @dataclass(frozen=True)
+class FinishedRun:
+    """A run that nothing disturbed, and what its command said."""
+
+    path: Path
+    job_file: Path
+    said: subprocess.CompletedProcess[str]
+
+
+@dataclass(frozen=True)
 class Running:
     """A command that was started. It says little enough to fit its pipes."""
 

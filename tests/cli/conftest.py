@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cli_runs import Cli, write_job
+from cli_runs import Cli, FinishedRun, write_job
 
 WORDS = ("alpha", "beta", "gamma", "value", "index", "count", "total", "result", "items", "path")
-
-
-@dataclass(frozen=True)
-class FinishedRun:
-    """A run that nothing disturbed, and what its command said."""
-
-    path: Path
-    job_file: Path
-    said: subprocess.CompletedProcess[str]
 
 
 def some_code(seed: int) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_runs import Cli, one_error_line, snapshot
-from conftest import FinishedRun
+from cli_runs import Cli, FinishedRun, one_error_line, snapshot
 
 
 def override(*assignments: str) -> tuple[str, ...]:
@@ -43,10 +42,10 @@ JOB_CASES = {
 @pytest.mark.parametrize("case", JOB_CASES)
 def test_bad_job(cli: Cli, job_file: Path, case: str) -> None:
     args, words = JOB_CASES[case]
-    assert_refused(cli, ("train", job_file, *args), words)
+    assert_refused(cli, words, "train", job_file, *args)
 
 
-def assert_refused(cli: Cli, args: tuple[str | Path, ...], words: tuple[str, ...]) -> None:
+def assert_refused(cli: Cli, words: tuple[str, ...], *args: str | Path) -> None:
     before = snapshot(cli.cwd)
     line = one_error_line(cli.run(*args), 2)
     assert all(word in line for word in words), line
@@ -66,7 +65,7 @@ def assert_refused(cli: Cli, args: tuple[str | Path, ...], words: tuple[str, ...
 def test_bad_job_file(cli: Cli, tmp_path: Path, text: str | bytes, words: tuple[str, ...]) -> None:
     path = tmp_path / "bad.toml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    assert_refused(cli, ("train", path), words)
+    assert_refused(cli, words, "train", path)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ def test_bad_job_file(cli: Cli, tmp_path: Path, text: str | bytes, words: tuple[
     ids=" ".join,
 )
 def test_bad_command(cli: Cli, args: tuple[str, ...], words: tuple[str, ...]) -> None:
-    assert_refused(cli, args, words)
+    assert_refused(cli, words, *args)
 
 
 def test_a_corpus_without_text(cli: Cli, job_file: Path, tmp_path: Path) -> None:
@@ -99,27 +98,28 @@ def test_a_corpus_without_text(cli: Cli, job_file: Path, tmp_path: Path) -> None
     (binary / "a.bin").write_bytes(bytes(range(256)))
     white.write_text(" \n\n")
     for source in (empty, binary, white):
-        args = ("train", job_file, *override(f"data.source={source}"))
-        assert_refused(cli, args, ("data.source", str(source), "no UTF-8 text"))
+        words = ("data.source", str(source), "no UTF-8 text")
+        assert_refused(cli, words, "train", job_file, *override(f"data.source={source}"))
 
 
 def test_a_corpus_too_small_for_a_sequence(cli: Cli, job_file: Path, tmp_path: Path) -> None:
     small = tmp_path / "small.txt"
     small.write_text("two lines\n" * 20)
-    args = ("train", job_file, *override(f"data.source={small}"))
-    assert_refused(cli, args, ("data.seq_len = 32", "data.source"))
+    words = ("data.seq_len = 32", "data.source")
+    assert_refused(cli, words, "train", job_file, *override(f"data.source={small}"))
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model(
     cli: Cli, job_file: Path, tokenizer_file: Path
 ) -> None:
     args = override(f"data.tokenizer={tokenizer_file}", "model.vocab=260")
-    assert_refused(cli, ("train", job_file, *args), ("data.tokenizer", "320", "model.vocab = 260"))
+    words = ("data.tokenizer", "320", "model.vocab = 260")
+    assert_refused(cli, words, "train", job_file, *args)
 
 
 def test_a_file_that_is_no_tokenizer(cli: Cli, job_file: Path) -> None:
     args = override(f"data.tokenizer={job_file}")
-    assert_refused(cli, ("train", job_file, *args), ("data.tokenizer", "not a tokenizer.json"))
+    assert_refused(cli, ("data.tokenizer", "not a tokenizer.json"), "train", job_file, *args)
 
 
 def test_a_run_directory_that_holds_something(cli: Cli, job_file: Path) -> None:
@@ -127,10 +127,10 @@ def test_a_run_directory_that_holds_something(cli: Cli, job_file: Path) -> None:
     (cli.cwd / "mine" / "thesis.txt").write_text("all of it")
     (cli.cwd / "file").write_text("")
     for name in ("mine", "file"):
-        args = ("train", job_file, "--run-dir", name)
-        assert_refused(cli, args, (name, "exists", "another directory"))
+        words = (name, "exists", "another directory")
+        assert_refused(cli, words, "train", job_file, "--run-dir", name)
 
 
 def test_a_run_without_a_model(cli: Cli, finished: FinishedRun) -> None:
-    args = ("generate", finished.path / "checkpoints", "--prompt", "x")
-    assert_refused(cli, args, ("holds no model",))
+    words = ("holds no model",)
+    assert_refused(cli, words, "generate", finished.path / "checkpoints", "--prompt", "x")

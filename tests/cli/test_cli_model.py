@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from cli_runs import Cli, write_job
-from conftest import FinishedRun
+from cli_runs import Cli, FinishedRun, write_job
 
 from meshwright.checkpoint.reader import Reader
 from meshwright.checkpoint.store import latest

@@ -14,6 +14,7 @@ from cli_runs import (
     ONE_PROCESS,
     STEPS,
     Cli,
+    FinishedRun,
     all_end,
     events,
     learning,
@@ -22,7 +23,6 @@ from cli_runs import (
     snapshot,
     write_job,
 )
-from conftest import FinishedRun
 
 from meshwright.base.events import Kind
 from meshwright.checkpoint.reader import Reader

@@ -77,7 +77,7 @@ shapes = st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple)
 splits = st.builds(Split, st.integers(0, 1), st.integers(1, 4), st.integers(1, 5))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(shapes, min_size=1, max_size=3), splits, splits, st.integers(0, 2**32 - 1))
 def test_any_layout_reads_what_any_other_wrote(
     all_shapes: list[Shape], source: Split, target: Split, seed: int
