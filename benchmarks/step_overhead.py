@@ -93,7 +93,7 @@ def plain_step(job: Job) -> Step:
             logits = model(sequences[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1), sequences[:, 1:].flatten())
             loss = loss / len(tokens)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             total += loss.detach()
         torch.nn.utils.clip_grad_norm_(model.parameters(), job.optimizer.grad_clip)
         optimizer.step()

@@ -223,10 +223,13 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return lines(run / "metrics.jsonl")
 
 
-def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of change of everything below `folder`."""
-    found = {str(path.relative_to(folder)): path.lstat() for path in folder.rglob("*")}
-    return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in found.items()}
+def snapshot(folder: Path) -> dict[str, bytes | None]:
+    """Contents of every file below `folder`, None for folders; the lock of a run is left out."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+        if path.name != ".lock"
+    }
 
 
 def one_error_line(done: subprocess.CompletedProcess[str], exit_code: int) -> str:

@@ -39,6 +39,7 @@ sys.stdin.read()
 @pytest.fixture(autouse=True)
 def python_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{tmp_path}", prepend=os.pathsep)
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # it would hide a lost buffer
 
 
 @pytest.fixture
@@ -98,6 +99,18 @@ def test_a_worker_holds_only_its_own_things(engine: LocalEngine, tmp_path: Path)
             "omp": "1",
             "gloo": "lo",
         }
+
+
+def test_signals_that_the_parent_ignores_are_as_usual_in_workers(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+    try:
+        engine = LocalEngine.start("fake_trainer")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with engine:
+        engine.launch("fake_trainer:describe_self", 1, tmp_path, {})
+        collect(engine, 1)
+    assert json.loads((tmp_path / "rank-0.log").read_text())["default_signals"]
 
 
 def test_ends_are_told_apart(engine: LocalEngine, tmp_path: Path) -> None:
