@@ -2,7 +2,8 @@
 
 A peer is a context manager that gives a `Step`; its process has RANK, WORLD_SIZE, MASTER_ADDR and
 MASTER_PORT set as torchrun sets them. Every peer gets torch's fused AdamW; else its defaults
-hold. Imports of a peer's library stand in its function: the others run without it.
+hold. Ours also agrees on the loss of all ranks in every step; the others' is summed up at the end,
+outside the timing. Imports of a peer's library stand in its function: the others run without it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def mean_loss(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 @contextmanager
-def meshwright(task: Task, axis: str) -> Iterator[Step]:
+def ours(task: Task, axis: str) -> Iterator[Step]:
     """Ours, with `axis` over all ranks."""
     from meshwright.train.trainer import Trainer
     from meshwright.train.worker import joined
@@ -161,10 +162,10 @@ def peers() -> Mapping[str, Peer]:
     """Every row of the table. The first is what the losses of the others are compared with."""
     return {
         "PyTorch DDP": torch_ddp,
-        "Meshwright dp_replicate": partial(meshwright, axis="dp_replicate"),
+        "Meshwright dp_replicate": partial(ours, axis="dp_replicate"),
         "DeepSpeed ZeRO-1": partial(deepspeed_zero, stage=1),
         "DeepSpeed ZeRO-2": partial(deepspeed_zero, stage=2),
-        "Meshwright dp_shard": partial(meshwright, axis="dp_shard"),
+        "Meshwright dp_shard": partial(ours, axis="dp_shard"),
         "Accelerate FSDP2": accelerate_fsdp2,
         "DeepSpeed ZeRO-3": partial(deepspeed_zero, stage=3),
     }

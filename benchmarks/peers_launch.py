@@ -63,7 +63,10 @@ def launch(name: str, course: Course) -> Run | str:
         command += ["--steps", str(WARM_UP + course.steps)]
         logs = [Path(scratch) / f"rank{rank}.log" for rank in range(RANKS)]
         ranks = [_start(command, rank, port, log) for rank, log in enumerate(logs)]
-        failed = _wait(ranks)
+        try:
+            failed = _wait(ranks)
+        except TimeoutError as error:
+            return str(error)
         if failed is None:
             return _as_run(json.loads(out.read_text(encoding="utf-8")))
         return _last_line(logs[failed])
@@ -103,15 +106,21 @@ def _environment(rank: int, port: int) -> dict[str, str]:
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    """The first rank to fail, or None when all are done; none is left running."""
+    """A rank that failed, or None when all are done; none is left running.
+
+    Raises TimeoutError if they take too long.
+    """
     deadline_s = time.monotonic() + _LAUNCH_TIMEOUT_S
     try:
-        while any(rank.poll() is None for rank in ranks):
-            failed = [index for index, rank in enumerate(ranks) if rank.poll()]
-            if failed or time.monotonic() > deadline_s:
-                return failed[0] if failed else 0
+        while True:
+            codes = [rank.poll() for rank in ranks]
+            if any(codes):
+                return next(index for index, code in enumerate(codes) if code)
+            if None not in codes:
+                return None
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"not done after {_LAUNCH_TIMEOUT_S:g} s")
             time.sleep(0.05)
-        return next((index for index, rank in enumerate(ranks) if rank.poll()), None)
     finally:
         for rank in ranks:
             rank.kill()

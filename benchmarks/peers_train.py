@@ -21,15 +21,13 @@ from workload import Load
 
 OURS = "Meshwright"
 LOSS_TOLERANCE = 1e-4  # relative
-
-
-Rounds = Mapping[str, Sequence[Run | str]]
-"""The launches of each peer; a text says why one failed."""
-
 COURSES = (
     Course(Load("tiny", global_batch=8, seq_len=256), steps=20),
     Course(Load("10m", global_batch=4, seq_len=256), steps=10),
 )
+
+Rounds = Mapping[str, Sequence[Run | str]]
+"""The launches of each peer; a text says why one failed."""
 
 
 def compare(course: Course, rounds: int) -> Rounds:
@@ -40,11 +38,13 @@ def compare(course: Course, rounds: int) -> Rounds:
         first = number % len(names)
         for name in names[first:] + names[:first]:
             found[name].append(run := launch(name, course))
-            said = (
-                run if isinstance(run, str) else f"{course.load.tokens / run.step_s:.0f} tokens/s"
-            )
-            print(f"{course.load.model}, round {number + 1}: {name}: {said}", file=sys.stderr)
+            print(f"{course.load.model}, round {number + 1}: {name}: {said(run)}", file=sys.stderr)
     return found
+
+
+def said(run: Run | str) -> str:
+    """One launch in a few words."""
+    return f"failed: {run}" if isinstance(run, str) else f"{run.step_s * 1e3:.1f} ms a step"
 
 
 def completed(runs: Sequence[Run | str]) -> list[Run]:
@@ -60,8 +60,11 @@ def loss_apart(runs: Sequence[Run], reference: Run) -> float:
 
 
 def reference_of(found: Rounds) -> Run:
-    """What all others are compared with: the first peer that ran."""
-    return next(run for runs in found.values() for run in completed(runs))
+    """What all others are compared with: the first peer that ran. Exits if none did."""
+    for runs in found.values():
+        if done := completed(runs):
+            return done[0]
+    sys.exit("no trainer ran: see the lines above")
 
 
 def row(name: str, runs: Sequence[Run | str], course: Course, reference: Run) -> list[str]:
@@ -86,6 +89,8 @@ def verdict(found: Rounds) -> str:
         for name, runs in found.items()
         if (done := completed(runs))
     }
+    if len({name.startswith(OURS) for name in step_s}) < 2:
+        return "There is nothing to compare."
     ours = min((n for n in step_s if n.startswith(OURS)), key=step_s.__getitem__)
     other = min((n for n in step_s if not n.startswith(OURS)), key=step_s.__getitem__)
     pairs = zip(completed(found[ours]), completed(found[other]), strict=True)
@@ -116,7 +121,7 @@ def report(all_found: Mapping[Course, Rounds], rounds: int) -> str:
     named = {"Python": platform.python_version(), **first.versions}
     facts = {
         "versions": ", ".join(f"{name} {version}" for name, version in named.items()),
-        "command": f"`python benchmarks/peers_train.py --rounds {rounds}`",
+        "command": results.command(),
         "load of the machine at the end": results.busy(),
     }
     body = (
@@ -154,7 +159,7 @@ def main() -> int:
         set_up()
         for name in peers():  # DeepSpeed compiles its own ops on first use: not in a timed launch
             found = launch(name, Course(COURSES[0].load, steps=1))
-            print(f"{name}: {found if isinstance(found, str) else 'runs'}", file=sys.stderr)
+            print(f"set-up: {name}: {said(found)}", file=sys.stderr)
     if not PYTHON.exists():
         print(f"{VENV.name} is not there: run it with --setup first", file=sys.stderr)
         return 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,6 +29,11 @@ def _processor() -> str:
 def busy() -> str:
     """How many processes wanted a core over the last minute; ours count too."""
     return f"{os.getloadavg()[0]:.1f}"
+
+
+def command() -> str:
+    """How this script was called."""
+    return f"`{' '.join(['python', f'benchmarks/{Path(sys.argv[0]).name}', *sys.argv[1:]])}`"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

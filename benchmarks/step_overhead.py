@@ -144,11 +144,11 @@ def row(case: Case, found: Measured) -> list[str]:
     ]
 
 
-def report(cases: dict[Case, Measured], pairs: int) -> str:
+def report(cases: dict[Case, Measured]) -> str:
     """The section of RESULTS.md."""
     facts = {
         "versions": f"Python {platform.python_version()}, torch {torch.__version__}",
-        "command": f"`python benchmarks/step_overhead.py --pairs {pairs}`",
+        "command": results.command(),
         "threads": str(torch.get_num_threads()),
         "load of the machine at the end": results.busy(),
     }
@@ -174,7 +174,7 @@ def main() -> int:
         for case in CASES
         if case.model in options.models
     }
-    text = report(cases, options.pairs)
+    text = report(cases)
     print(text)
     unequal = [case for case, found in cases.items() if not found.loss_rel <= LOSS_TOLERANCE]
     for case in unequal:

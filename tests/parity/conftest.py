@@ -75,7 +75,10 @@ def on_ranks(engine: LocalEngine, tmp_path: Path) -> Callable[..., list[Any]]:
     """Run `parity_workers:NAME` on the ranks of a layout; each rank's JSON result."""
     from rank_results import run_on_ranks
 
-    def run(name: str, how: Layout, model: str = "untied", **args: Any) -> list[Any]:
-        return run_on_ranks(engine, tmp_path, name, job(MODELS[model]), how, args)
+    def run(
+        name: str, how: Layout, model: str = "untied", eval_sequences: int = 64, **args: Any
+    ) -> list[Any]:
+        base = job(MODELS[model], job={"steps": 10, "eval_sequences": eval_sequences})
+        return run_on_ranks(engine, tmp_path, name, base, how, args)
 
     return run

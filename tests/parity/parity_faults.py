@@ -14,6 +14,7 @@ from torch import Tensor
 from meshwright.base.events import WorkerContext
 from meshwright.train import check, gradients, trainer, worker
 from meshwright.train.comm import Axis, Pending
+from meshwright.train.loss import count_valid
 from meshwright.train.mesh import Mesh
 from meshwright.train.parallel import data, pipeline, tensor
 from meshwright.train.parallel.flat import FlatGroup
@@ -25,7 +26,7 @@ def _break(owner: Any, name: str, breaker: Callable[[Any], Any]) -> None:
 
 
 def gradient_scaled_by_tp(context: WorkerContext) -> None:
-    """The head gets tp times their gradient."""
+    """The head gets tp times its gradient."""
 
     def breaker(right: Any) -> Any:
         def wrong(groups: list[FlatGroup], mesh: Mesh) -> None:
@@ -56,53 +57,60 @@ def stage_clipped_by_its_own_norm(context: WorkerContext) -> None:
     check.main(context)
 
 
-def _one_axis_not_summed(axis_name: str, context: WorkerContext) -> None:
-    """Gradients that should be summed over the axis `axis_name` of the mesh stay as they are."""
-    left_out: list[Axis] = []
+def _find_axis(name: str) -> list[Axis]:
+    """Will hold the axis `name` of this worker's mesh once that is built."""
+    found: list[Axis] = []
 
-    def find_axis(right: Any) -> Any:
+    def breaker(right: Any) -> Any:
         def build(*args: Any) -> Mesh:
             mesh: Mesh = right(*args)
-            left_out.append(getattr(mesh, axis_name))
+            found.append(getattr(mesh, name))
             return mesh
 
         return build
 
-    def skip_sum(right: Any) -> Any:
+    _break(worker, "build_mesh", breaker)
+    return found
+
+
+def _parts_not_summed_over(name: str) -> None:
+    axes = _find_axis(name)
+
+    def breaker(right: Any) -> Any:
         def wrong(axis: Axis, parts: list[Tensor]) -> None:
-            if axis is not left_out[0]:
+            if axis not in axes:
                 right(axis, parts)
 
         return wrong
 
-    def skip_reduction(right: Any) -> Any:
-        def wrong(self: Axis, x: Tensor) -> Pending:
-            is_gradient = x.dtype.itemsize == 4 and x.numel() > 1
-            skip = self is left_out[0] and axis_name == "dp_replicate" and is_gradient
-            pending: Pending = Pending(None, self.clock) if skip else right(self, x)
-            return pending
-
-        return wrong
-
-    _break(worker, "build_mesh", find_axis)
-    _break(gradients, "_sum_over", skip_sum)
-    _break(Axis, "start_all_reduce", skip_reduction)
-    check.main(context)
+    _break(gradients, "_sum_over", breaker)
 
 
 def norms_not_summed_over_tp(context: WorkerContext) -> None:
     """Under sequence parallelism each tp rank keeps the norm gradients of its own slice."""
-    _one_axis_not_summed("tp", context)
+    _parts_not_summed_over("tp")
+    check.main(context)
 
 
 def tied_ends_not_summed(context: WorkerContext) -> None:
     """Each end of the pipeline updates its copy of the tied table by its own part."""
-    _one_axis_not_summed("ends", context)
+    _parts_not_summed_over("ends")
+    check.main(context)
 
 
 def replicas_not_summed(context: WorkerContext) -> None:
     """Data-parallel replicas go on with their own gradients."""
-    _one_axis_not_summed("dp_replicate", context)
+    axes = _find_axis("dp_replicate")
+
+    def breaker(right: Any) -> Any:
+        def wrong(self: Axis, x: Tensor) -> Pending:
+            done: Pending = Pending(None, self.clock) if self in axes else right(self, x)
+            return done
+
+        return wrong
+
+    _break(Axis, "start_all_reduce", breaker)
+    check.main(context)
 
 
 def shards_averaged(context: WorkerContext) -> None:
@@ -137,16 +145,30 @@ def one_micro_batch_forgotten(context: WorkerContext) -> None:
     check.main(context)
 
 
-def mean_of_means(context: WorkerContext) -> None:
-    """The loss of a rank does not weigh what its tokens weigh."""
+def divide_by_own_count() -> None:
+    """Each micro-batch's loss becomes its own mean, times what makes the sum come out for equal
+    counts."""
 
     def breaker(right: Any) -> Any:
         def wrong(logits: Tensor, targets: Tensor, tp: Axis) -> Any:
-            return right(logits, targets, tp) / (1 + context.rank)
+            count = max(count_valid(targets), 1)
+            return right(logits, targets, tp) * (targets.numel() / count)
 
         return wrong
 
     _break(pipeline, "summed_loss", breaker)
+
+
+def stage_updated_by_another_rate(context: WorkerContext) -> None:
+    """The second pipeline stage takes steps that are 2 % longer."""
+
+    def breaker(right: Any) -> Any:
+        def wrong(*args: Any) -> float:
+            return float(right(*args)) * (1 + 0.02 * (context.rank >= context.world // 2))
+
+        return wrong
+
+    _break(trainer, "learning_rate", breaker)
     check.main(context)
 
 

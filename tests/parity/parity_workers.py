@@ -12,14 +12,14 @@ import parity_faults
 import torch
 
 from meshwright.base.events import WorkerContext
-from meshwright.checkpoint import store
 from meshwright.plan.job import Job
-from meshwright.train.check import save
+from meshwright.train.batches import held_out_batches, step_batches
 from meshwright.train.gradients import finish_gradients, scale_gradients, vote
-from meshwright.train.loop import step_batches
+from meshwright.train.loss import IGNORE
 from meshwright.train.mesh import Mesh
+from meshwright.train.optim import learning_rate
 from meshwright.train.parallel.pipeline import StepSums
-from meshwright.train.state import load_state, owned_state
+from meshwright.train.state import load_state, owned_gradients, owned_state, save
 from meshwright.train.trainer import Trainer
 from meshwright.train.worker import joined, open_samples
 
@@ -51,7 +51,7 @@ def global_norm(context: WorkerContext) -> None:
 
 
 def tied_gradient(context: WorkerContext) -> None:
-    """Rank r's tied table has gradient `args["gradients"][r]` everywhere: the mean of two steps."""
+    """Rank r's tied table has gradient `args["gradients"][r]` everywhere, the step two tokens."""
 
     def work(trainer: Trainer, mesh: Mesh) -> Any:
         trainer.data.begin_step()
@@ -78,17 +78,17 @@ def weighted_loss(context: WorkerContext) -> None:
 
 
 def initial_weights(context: WorkerContext) -> None:
-    """Save the initial weights; the digest of each local shard."""
+    """Save the initial state to `args["save"]`; the digest of each local shard."""
 
     def work(trainer: Trainer, mesh: Mesh) -> Any:
-        save(Path(context.args["out"]) / "weights", mesh, owned_state(trainer))
+        save(Path(context.args["save"]), 0, mesh, owned_state(trainer), {})
         return [hashlib.sha256(g.master.numpy().tobytes()).hexdigest() for g in trainer.data.groups]
 
     _on_rank(context, work)
 
 
 def whole_parameters(context: WorkerContext) -> None:
-    """After `args["steps"]` steps: digests of what every tp rank holds whole, and its gradient."""
+    """After `args["steps"]` steps: what every tp rank holds whole, and its gradient."""
 
     def work(trainer: Trainer, mesh: Mesh) -> Any:
         samples = open_samples(context.args["tokens"], trainer.job)
@@ -120,18 +120,73 @@ def train_and_save(context: WorkerContext) -> None:
         for step in range(first, context.args["until"]):
             agreed = trainer.gradients(step_batches(trainer.job, mesh, samples, step))
             trainer.update(step, agreed)
-            losses.append([agreed.loss, agreed.grad_norm])
-        _commit(Path(context.args["save"]), context.args["until"], trainer, mesh)
+            rate = learning_rate(trainer.job.optimizer, step, trainer.job.job.steps)
+            losses.append([agreed.loss, agreed.grad_norm, rate])
+        root, until = Path(context.args["save"]), context.args["until"]
+        save(root, until, mesh, owned_state(trainer), {})
         return losses
 
     _on_rank(context, work)
 
 
-def _commit(root: Path, step: int, trainer: Trainer, mesh: Mesh) -> None:
-    if mesh.rank == 0:
-        store.begin(root, step)
-    mesh.wait_for_all()
-    store.write_rank(store.pending_dir(root, step), mesh.rank, owned_state(trainer))
-    mesh.wait_for_all()
-    if mesh.rank == 0:
-        store.commit(root, step, {}, mesh.layout.world)
+def tied_copies(context: WorkerContext) -> None:
+    """Digest of the tied table's master after three steps, and again after saving and loading."""
+
+    def work(trainer: Trainer, mesh: Mesh) -> Any:
+        samples = open_samples(context.args["tokens"], trainer.job)
+        for step in range(3):
+            agreed = trainer.gradients(step_batches(trainer.job, mesh, samples, step))
+            trainer.update(step, agreed)
+        trained = _tied_digest(trainer)
+        root = Path(context.args["save"])
+        save(root, 3, mesh, owned_state(trainer), {})
+        mesh.wait_for_all()
+        trainer.initialise()
+        load_state(trainer, root / "step-000003")
+        return [trained, _tied_digest(trainer)]
+
+    _on_rank(context, work)
+
+
+def _tied_digest(trainer: Trainer) -> str | None:
+    for group in trainer.data.groups:
+        if group.slots[0].tied:
+            return hashlib.sha256(group.master.numpy().tobytes()).hexdigest()
+    return None
+
+
+def masked_step(context: WorkerContext) -> None:
+    """One step in which every sequence has another number of valid targets, one sequence in four
+    none at all: loss, tokens and norm; the gradients are saved to `args["save"]`.
+
+    With `args["mean_of_means"]` each micro-batch's loss is divided by its own count, the fault.
+    """
+    if context.args.get("mean_of_means"):
+        parity_faults.divide_by_own_count()
+
+    def work(trainer: Trainer, mesh: Mesh) -> Any:
+        samples = open_samples(context.args["tokens"], trainer.job)
+        batches = step_batches(trainer.job, mesh, samples, 0)
+        for row in batches.flatten(0, 1):
+            kept = int(row.sum()) % 4 * 7  # a function of the sequence, wherever it is
+            row[1 + kept :] = IGNORE
+        agreed = trainer.gradients(batches)
+        gradients = owned_gradients(trainer, 1 / agreed.tokens)
+        save(Path(context.args["save"]), 0, mesh, gradients, {})
+        return [agreed.loss, agreed.tokens, agreed.grad_norm]
+
+    _on_rank(context, work)
+
+
+def evaluation(context: WorkerContext) -> None:
+    """Loss and tokens of an evaluation, before and after a step."""
+
+    def work(trainer: Trainer, mesh: Mesh) -> Any:
+        samples = open_samples(context.args["tokens"], trainer.job)
+        batches = held_out_batches(trainer.job, mesh, samples.windows)
+        before = trainer.evaluate(batches)
+        trainer.update(0, trainer.gradients(step_batches(trainer.job, mesh, samples, 0)))
+        after = trainer.evaluate(batches)
+        return [before.loss, after.loss, before.tokens, after.tokens]
+
+    _on_rank(context, work)

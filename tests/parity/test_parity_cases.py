@@ -58,17 +58,57 @@ def test_loss_is_per_token_over_all_ranks(
     assert results == pytest.approx([expected] * 2, rel=1e-7)
 
 
+MASKED = ({"dp_replicate": 2, "pp": 2}, {"dp_shard": 2, "tp": 2, "pp": 2}, {"dp_shard": 4})
+
+
+@pytest.mark.parametrize("axes", MASKED)
+def test_uneven_valid_tokens_weigh_the_same(
+    on_ranks: OnRanks, tokens: Path, tmp_path: Path, axes: dict[str, Any]
+) -> None:
+    """Sequences with 0, 7, 14 and 21 targets, spread over ranks and micro-batches."""
+
+    def step(how: Layout, name: str, **more: Any) -> tuple[list[float], dict[str, bytes]]:
+        save = tmp_path / name
+        results = on_ranks("masked_step", how, tokens=str(tokens), save=str(save), **more)
+        return results[0], _tensors(save)
+
+    (loss, count, norm), gradients = step(layout({}, 1), "one")
+    found, split = step(layout(axes, 4), "split")
+    assert found == pytest.approx([loss, count, norm], rel=1e-5)
+    for name, expected in gradients.items():
+        a, b = (np.frombuffer(raw, np.float32) for raw in (expected, split[name]))
+        assert np.linalg.norm(a - b) <= 1e-4 * np.linalg.norm(a), name
+    wrong, _ = step(layout(axes, 4), "wrong", mean_of_means=True)
+    assert abs(wrong[0] - loss) > 1e-3
+
+
+def test_evaluation_counts_each_window_once(on_ranks: OnRanks, tokens: Path) -> None:
+    """Five windows on one process, and on ranks that five do not fill."""
+    shared: dict[str, Any] = {"tokens": str(tokens), "eval_sequences": 5}
+    expected = on_ranks("evaluation", Layout(micro_batch=1), **shared)[0]
+    assert expected[2:] == [5 * 32] * 2
+    for how in (
+        Layout(dp_replicate=4, micro_batch=2),
+        Layout(dp_shard=2, tp=2, pp=2, micro_batch=2),
+    ):
+        for found in on_ranks("evaluation", how, **shared):
+            assert found == pytest.approx(expected, rel=1e-6)
+
+
 # Case 8 and 19: going on from a checkpoint, under the same layout and under another.
 
 
-def test_resumed_run_has_the_same_bits(on_ranks: OnRanks, tokens: Path, tmp_path: Path) -> None:
-    how = layout(LAYOUTS["fsdp2xtp2+sp"], 2)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_10_steps_and_5_plus_5_have_the_same_bits(
+    on_ranks: OnRanks, tokens: Path, tmp_path: Path, precision: str
+) -> None:
+    how = layout({**LAYOUTS["fsdp2xtp2+sp"], "precision": precision}, 2)
     shared = {"tokens": str(tokens)}
-    whole = on_ranks("train_and_save", how, **shared, until=4, save=str(tmp_path / "whole"))
-    first = on_ranks("train_and_save", how, **shared, until=2, save=str(tmp_path / "half"))
+    whole = on_ranks("train_and_save", how, **shared, until=10, save=str(tmp_path / "whole"))
+    first = on_ranks("train_and_save", how, **shared, until=5, save=str(tmp_path / "half"))
     half = latest(tmp_path / "half")
     assert half is not None
-    again = {"load": str(half.path), "until": 4}
+    again = {"load": str(half.path), "until": 10}
     for twice in (False, True):
         save = tmp_path / f"resumed-{twice}"
         rest = on_ranks("train_and_save", how, **shared, **again, twice=twice, save=str(save))
@@ -108,21 +148,47 @@ def test_training_goes_on_under_another_layout(
     assert np.asarray(rest[0]) == pytest.approx(np.asarray(whole[0][2:]), rel=1e-4)
 
 
+@pytest.mark.parametrize("axes", [{"pp": 2}, {"dp_shard": 2, "tp": 2, "pp": 3}])
+def test_tied_copies_stay_equal_and_tied_after_a_resume(
+    on_ranks: OnRanks, tokens: Path, tmp_path: Path, axes: dict[str, Any]
+) -> None:
+    how = layout(axes, 2)
+    results = on_ranks("tied_copies", how, "tied", tokens=str(tokens), save=str(tmp_path / "saved"))
+    per_stage = how.world // how.pp
+    first, last = results[:per_stage], results[-per_stage:]
+    assert first == last
+    assert all(trained == loaded and trained for trained, loaded in first)
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "dp2xtp2xpp2"])
+def test_bf16_follows_fp32(on_ranks: OnRanks, tokens: Path, tmp_path: Path, name: str) -> None:
+    shared = {"tokens": str(tokens), "until": 3}
+    losses = []
+    for precision in ("fp32", "bf16"):
+        how = layout({**LAYOUTS[name], "precision": precision}, 2)
+        save = str(tmp_path / precision)
+        losses.append(on_ranks("train_and_save", how, "tied", **shared, save=save)[0])
+    full, half = np.asarray(losses[0]), np.asarray(losses[1])
+    assert half[:, 0] == pytest.approx(full[:, 0], rel=5e-3)
+    assert half[:, 1] == pytest.approx(full[:, 1], rel=5e-2)
+    assert (half[:, :2] != full[:, :2]).any()
+
+
 # Case 10: initial weights do not depend on the layout, and no two slices are alike.
 
 
 def test_initial_weights_are_the_same_for_every_layout(on_ranks: OnRanks, tmp_path: Path) -> None:
+    layouts = {"one process": {}, **LAYOUTS}
     seen = []
-    for name in ("fsdp4", "fsdp2xtp2+sp", "tp2+spxpp2", "fsdp2xtp2xpp2"):
-        on_ranks("initial_weights", layout(LAYOUTS[name], 1), out_name=name)
-        folders = [folder for folder in tmp_path.iterdir() if (folder / "weights").is_dir()]
-        newest = max(folders, key=lambda folder: folder.stat().st_mtime_ns)
-        seen.append(_tensors(newest / "weights"))
+    for name in ("one process", "fsdp4", "fsdp2xtp2+sp", "tp2+spxpp2", "fsdp2xtp2xpp2"):
+        on_ranks("initial_weights", layout(layouts[name], 1), save=str(tmp_path / name))
+        seen.append(_tensors(tmp_path / name))
     assert all(weights == seen[0] for weights in seen)
 
 
-def test_no_two_shards_start_equal(on_ranks: OnRanks) -> None:
-    results = on_ranks("initial_weights", layout(LAYOUTS["fsdp2xtp2xpp2"], 1))
+def test_no_two_shards_start_equal(on_ranks: OnRanks, tmp_path: Path) -> None:
+    how = layout(LAYOUTS["fsdp2xtp2xpp2"], 1)
+    results = on_ranks("initial_weights", how, save=str(tmp_path / "weights"))
     digests = [digest for shard in results for digest in shard]
     assert len(set(digests)) == len(digests)
 

@@ -108,11 +108,11 @@ def schema_keys(schema: type[BaseModel], path: Iterable[str]) -> list[str]:
 
 
 def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """`tables` of scalars and lists of scalars as TOML text that `read_toml` gives back."""
-    sections = [
-        "\n".join([f"[{name}]", *(f"{key} = {_as_toml(v)}" for key, v in table.items())])
-        for name, table in tables.items()
-    ]
+    """`tables` of scalars and lists of scalars as TOML text; what is None is left out."""
+    sections = []
+    for name, table in tables.items():
+        lines = [f"{key} = {_as_toml(value)}" for key, value in table.items() if value is not None]
+        sections.append("\n".join([f"[{name}]", *lines]))
     return "\n\n".join(sections) + "\n"
 
 

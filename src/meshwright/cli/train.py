@@ -23,7 +23,7 @@ from meshwright.conduct.local import LocalEngine
 from meshwright.conduct.rundir import RunDir
 from meshwright.conduct.signals import StopSignals
 from meshwright.plan.describe import describe_plan
-from meshwright.plan.job import Job, load_job
+from meshwright.plan.job import Job, check_resume, load_job
 from meshwright.watch.history import read_run
 from meshwright.watch.live import LiveView
 from meshwright.watch.report import write_report
@@ -67,6 +67,7 @@ def train(
 
 
 def _resume_point(rundir: RunDir, job: Job) -> Path:
+    check_resume(load_job(rundir.path / "job.toml"), job)
     found = latest(rundir.checkpoints)
     if found is None:
         raise InputError(f"{rundir.path}: has no checkpoint yet; start it anew from its job file")

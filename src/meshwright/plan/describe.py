@@ -35,7 +35,7 @@ def describe_plan(job: Job) -> dict[str, Any]:
         "model_params": job.model.params,
         "flops_per_token": job.model.flops_per_token(job.data.seq_len),
         "peak_flops_per_chip": None,
-        "peak_source": "measured at start: best of 5 products of 1024 x 1024 matrices on one core; "
+        "peak_source": "measured at start: best of 5 products of 1024 x 1024 matrices; "
         "workers that share cores share their peak",
         "ranks": [asdict(rank_plan(job, rank)) for rank in range(job.layout.world)],
         "assumptions": [

@@ -26,7 +26,7 @@ class JobSection(_Section):
     steps: int = Field(gt=0)
     seed: int = Field(default=0, ge=0, lt=2**31)
     eval_every: int = Field(default=100, gt=0, description="steps; the last step always evaluates")
-    eval_sequences: int = Field(default=64, gt=0, description="held out, rounded to the ranks")
+    eval_sequences: int = Field(default=64, gt=0, description="held out")
 
 
 class DataSection(_Section):
@@ -131,6 +131,21 @@ def _resolve_model(section: Any) -> Any:
     return parse(ModelSpec, {**shape, **own}, prefix="model", also=["preset"])
 
 
+def check_resume(begun: Job, now: Job) -> None:
+    """Refuse to go on with a run as another: what it learns, and from what, stays as it began.
+
+    Raises ConfigError. Layout, cluster, steps, optimizer and checkpoints may change.
+    """
+    before, after = begun.model_dump(), now.model_dump()
+    fixed = [("model", key) for key in before["model"]]
+    fixed += [("job", "seed"), *(("data", key) for key in before["data"])]
+    for section, key in fixed:
+        old, new = before[section][key], after[section][key]
+        if new != old:
+            fix = f"the run began with {old!r}; leave it out, or start a new run"
+            raise ConfigError(f"{section}.{key}", new, fix)
+
+
 def check_job(job: Job) -> None:
     """Refuse what cannot run, naming both options and the way out. Raises ConfigError."""
     _check_axes(job)
@@ -175,11 +190,12 @@ def _check_model_split(job: Job) -> None:
             f"is not a multiple of layout.tp = {layout.tp}, which splits the sequence; "
             "change it or set layout.sp = false",
         )
-    if model.family == "gpt2" and job.data.seq_len > model.max_seq_len:
+    if job.data.seq_len > model.max_seq_len:
         raise ConfigError(
             "data.seq_len",
             job.data.seq_len,
-            f"is longer than model.max_seq_len = {model.max_seq_len}, the learned positions",
+            f"is longer than model.max_seq_len = {model.max_seq_len}; "
+            f"shorten it or set model.max_seq_len = {job.data.seq_len}",
         )
 
 

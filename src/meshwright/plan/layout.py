@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -27,7 +26,7 @@ class Layout(BaseModel):
     vpp: Literal[1] = 1
     ep: Literal[1] = 1
     etp: Literal[1] = 1
-    zero: Literal[0, 3] = Field(default=0, description="3 shards weights, gradients and state")
+    zero: Literal[0, 3] | None = Field(default=None, description="None: follows dp_shard")
     schedule: Schedule = "1f1b"
     micro_batch: int = Field(default=1, gt=0, description="sequences")
     recompute: Literal["none"] = "none"
@@ -36,25 +35,27 @@ class Layout(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _zero_follows_dp_shard(cls, raw: object) -> object:
+    def _refuse_auto(cls, raw: object) -> object:
         if raw == "auto":
             raise ValueError(
                 "needs the planner, which this version does not have; "
                 "write a [layout] table: dp_replicate, dp_shard, tp, pp"
             )
-        if not isinstance(raw, Mapping):
-            return raw
-        sharded = raw.get("dp_shard", 1) != 1
-        return {"zero": 3 if sharded else 0, **raw}
+        return raw
 
     @model_validator(mode="after")
     def _check_zero(self) -> Self:
-        if (self.zero == 3) != (self.dp_shard > 1):
+        if self.zero is not None and self.zero != self.zero_stage:
             raise ValueError(
                 f"zero = {self.zero} contradicts dp_shard = {self.dp_shard}: "
                 "zero = 3 shards over dp_shard > 1; leave zero out to let it follow"
             )
         return self
+
+    @property
+    def zero_stage(self) -> int:
+        """3 where weights, gradients and optimizer state are sharded, else 0."""
+        return 3 if self.dp_shard > 1 else 0
 
     @property
     def dp(self) -> int:

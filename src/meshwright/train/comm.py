@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch.distributed as dist
 from torch import Tensor
 
+Collective = Callable[..., dist.Work | None]
+
 # Renamed in torch 2.13; the older names do the same.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-def _all_reduce_max(x: Tensor, group: dist.ProcessGroup | None, async_op: bool) -> dist.Work | None:
-    work: dist.Work | None = dist.all_reduce(
-        x, op=dist.ReduceOp.MAX, group=group, async_op=async_op
-    )
-    return work
 
 
 @dataclass
@@ -84,7 +80,7 @@ class Axis:
 
     def all_reduce_max(self, x: Tensor) -> None:
         """Largest value of each element over the axis, in place."""
-        Pending(self._start(_all_reduce_max, x), self.clock).wait()
+        Pending(self._start(partial(dist.all_reduce, op=dist.ReduceOp.MAX), x), self.clock).wait()
 
     def start_all_reduce(self, x: Tensor) -> Pending:
         """As `all_reduce`, under way when this returns."""
@@ -92,13 +88,9 @@ class Axis:
 
     def all_gather(self, out: Tensor, x: Tensor) -> None:
         """`out` [size * n, ...] becomes every rank's `x` [n, ...] in rank order."""
-        self.start_all_gather(out, x).wait()
-
-    def start_all_gather(self, out: Tensor, x: Tensor) -> Pending:
-        """As `all_gather`, under way when this returns."""
         if self.size == 1:
             out.copy_(x)
-        return Pending(self._start(_all_gather_single, out, x), self.clock)
+        Pending(self._start(_all_gather_single, out, x), self.clock).wait()
 
     def reduce_scatter(self, out: Tensor, x: Tensor) -> None:
         """`out` [n, ...] becomes this rank's slice of the sum of `x` [size * n, ...]."""
@@ -106,9 +98,8 @@ class Axis:
             out.copy_(x)
         Pending(self._start(_reduce_scatter_single, out, x), self.clock).wait()
 
-    def _start(self, collective: object, *tensors: Tensor) -> dist.Work | None:
+    def _start(self, collective: Collective, *tensors: Tensor) -> dist.Work | None:
         if self.size == 1:
             return None
         with self.clock.phase("comm"):
-            work: dist.Work = collective(*tensors, group=self.group, async_op=True)  # type: ignore[operator]
-        return work
+            return collective(*tensors, group=self.group, async_op=True)

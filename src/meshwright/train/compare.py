@@ -134,6 +134,8 @@ def _relative(value: float, reference: float) -> float:
 
 def _tensors(reference: Path, theirs: Path, limit: float) -> Iterator[TensorDifference]:
     ours, other = _open(reference), _open(theirs)
+    if unequal := set(ours.names) ^ set(other.names):
+        raise CheckpointError(f"{theirs}: only one of both runs has {', '.join(sorted(unequal))}")
     for stored in ours.names:
         kind, _, name = stored.partition("/")
         what = _KINDS.get(kind, kind)

@@ -12,20 +12,20 @@ _TRIALS = 5
 
 
 def threads_per_worker(world: int) -> int:
-    """CPU threads for each of `world` workers of this machine."""
-    return max(1, (os.cpu_count() or 1) // world)
+    """CPU threads for each of `world` workers on the cores this process may use."""
+    return max(1, len(os.sched_getaffinity(0)) // world)
 
 
 def measure_peak_flops(dtype: torch.dtype, world: int) -> float:
     """Dense FLOP/s of one of `world` workers: the best of a few 1024-cubed products.
 
-    Run it while the other workers wait. Where workers outnumber cores, a worker's peak is its share
-    of all cores.
+    Run it while the other workers wait, with the threads that training will use. Where workers
+    outnumber cores, a worker's peak is its share of all cores.
     """
     a = torch.randn(_SIZE, _SIZE).to(dtype)
     a @ a
     best_s = min(_time_product(a) for _ in range(_TRIALS))
-    cores_each = (os.cpu_count() or 1) / world
+    cores_each = len(os.sched_getaffinity(0)) / world
     return 2 * _SIZE**3 / best_s * min(1.0, cores_each)
 
 

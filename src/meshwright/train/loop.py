@@ -5,23 +5,18 @@ from __future__ import annotations
 import math
 import signal
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-
-import numpy as np
-import torch
-from torch import Tensor
 
 from meshwright.base.errors import RunError
 from meshwright.base.events import EventWriter, Kind, Metrics, RankProfile
 from meshwright.checkpoint import store
 from meshwright.data.windows import TrainSamples, Windows
-from meshwright.plan.job import Job
+from meshwright.train.batches import held_out_batches, step_batches
 from meshwright.train.gradients import Vote
-from meshwright.train.loss import IGNORE
-from meshwright.train.mesh import Mesh
 from meshwright.train.optim import learning_rate
-from meshwright.train.state import owned_state
+from meshwright.train.state import owned_state, save
 from meshwright.train.trainer import Trainer
 
 _PROFILE_EVERY = 20  # steps between two reports of a rank's time split
@@ -96,20 +91,6 @@ class TrainLoop:
             self._report_step(step, agreed, wall_s, spent)
         return agreed
 
-    def _held_out_batches(self) -> Tensor:
-        """This data-parallel rank's share of the evaluation windows, shaped as
-        by `step_batches`; ranks
-        that come up short fill up with sequences whose targets do not count."""
-        layout, held_out = self.job.layout, self.inputs.held_out
-        windows = held_out.spread(self.job.job.eval_sequences)
-        unit = layout.dp * layout.micro_batch
-        places = np.arange(-(-len(windows) // unit) * unit)
-        mine = places.reshape(-1, layout.dp, layout.micro_batch)[:, self.mesh.dp_index]
-        samples = held_out.read(windows[np.minimum(mine, len(windows) - 1)].ravel())
-        samples[mine.ravel() >= len(windows)] = IGNORE
-        batches: Tensor = torch.from_numpy(samples).unflatten(0, mine.shape)
-        return batches
-
     def _report_step(self, step: int, agreed: Vote, wall_s: float, spent: dict[str, float]) -> None:
         tokens_per_s = agreed.tokens / wall_s
         flops = self.job.model.flops_per_token(self.job.data.seq_len) * tokens_per_s
@@ -129,19 +110,14 @@ class TrainLoop:
         self.events.emit(Kind.METRICS, **asdict(metrics))
 
     def _evaluate(self, step: int) -> None:
-        found = self.trainer.evaluate(self._held_out_batches())
+        found = self.trainer.evaluate(held_out_batches(self.job, self.mesh, self.inputs.held_out))
         if self.mesh.rank == 0:
             self.events.emit(Kind.EVALUATED, step=step, **asdict(found), **self.inputs.baselines)
 
     def _save(self, step: int) -> None:
-        start, root, leads = time.perf_counter(), self.inputs.checkpoints, self.mesh.rank == 0
-        if leads:
-            store.begin(root, step)
-        self.mesh.wait_for_all()
-        store.write_rank(store.pending_dir(root, step), self.mesh.rank, owned_state(self.trainer))
-        self.mesh.wait_for_all()
-        if leads:
-            saved = store.commit(root, step, self._meta(step), self.job.layout.world)
+        start, root = time.perf_counter(), self.inputs.checkpoints
+        saved = save(root, step, self.mesh, owned_state(self.trainer), self._meta(step))
+        if saved is not None:
             store.retain(root, self.job.checkpoint.keep)
             self.events.emit(
                 Kind.CHECKPOINT_COMMITTED,
@@ -158,43 +134,36 @@ class TrainLoop:
         }
 
     def _report_profile(self, step: int) -> None:
-        profile = self._profile.take(self.mesh.rank, step)
+        profile = self._profile.report(self.mesh.rank, step)
+        self._profile = _ProfileSums()
         self.events.emit(Kind.RANK_PROFILE, **asdict(profile))
 
 
-def step_batches(job: Job, mesh: Mesh, samples: TrainSamples, step: int) -> Tensor:
-    """This data-parallel rank's tokens of step `step` (from 0):
-    [micro_batches, micro_batch, seq_len + 1]."""
-    layout, batch = job.layout, job.data.global_batch
-    place = np.arange(batch).reshape(-1, layout.dp, layout.micro_batch)[:, mesh.dp_index]
-    tokens = samples.read(step * batch + place.ravel())
-    batches: Tensor = torch.from_numpy(tokens).unflatten(0, place.shape)
-    return batches
-
-
+@dataclass
 class _ProfileSums:
-    """Where this rank's time went since the last report."""
+    """Where this rank's time went since the last report, in seconds."""
 
-    def __init__(self) -> None:
-        self._steps, self._wall_s, self._spent = 0, 0.0, dict[str, float]()
+    steps: int = 0
+    wall_s: float = 0.0
+    spent: dict[str, float] = field(default_factory=dict)
 
-    def add(self, wall_s: float, spent: dict[str, float]) -> None:
-        self._steps += 1
-        self._wall_s += wall_s
+    def add(self, wall_s: float, spent: Mapping[str, float]) -> None:
+        """Count one step."""
+        self.steps += 1
+        self.wall_s += wall_s
         for phase, seconds in spent.items():
-            self._spent[phase] = self._spent.get(phase, 0.0) + seconds
+            self.spent[phase] = self.spent.get(phase, 0.0) + seconds
 
-    def take(self, rank: int, step: int) -> RankProfile:
-        named = {name: self._spent.get(name, 0.0) for name in ("comm", "data", "optimizer")}
-        profile = RankProfile(
+    def report(self, rank: int, step: int) -> RankProfile:
+        """The sums; what is neither waiting nor optimizer is computing."""
+        waits = {name: self.spent.get(name, 0.0) for name in ("comm", "data", "optimizer")}
+        return RankProfile(
             rank=rank,
             step=step,
-            steps=self._steps,
-            wall_s=self._wall_s,
-            compute_s=self._wall_s - sum(named.values()),
-            comm_wait_s=named["comm"],
-            data_wait_s=named["data"],
-            optimizer_s=named["optimizer"],
+            steps=self.steps,
+            wall_s=self.wall_s,
+            compute_s=self.wall_s - sum(waits.values()),
+            comm_wait_s=waits["comm"],
+            data_wait_s=waits["data"],
+            optimizer_s=waits["optimizer"],
         )
-        self.__init__()  # type: ignore[misc]
-        return profile

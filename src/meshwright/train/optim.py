@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from meshwright.plan.job import OptimizerSection
 from meshwright.train.parallel.flat import FlatGroup
@@ -24,47 +25,65 @@ def learning_rate(settings: OptimizerSection, step: int, steps: int) -> float:
     return settings.min_lr + (settings.lr - settings.min_lr) * cosine
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A run of one master shard that shares a weight decay."""
+
+    master: Tensor
+    grad: Tensor
+    first_moment: Tensor
+    second_moment: Tensor
+    updates: Tensor
+
+
 class MasterOptimizer:
-    """torch's AdamW over the fp32 master shards; no decay on norms and biases."""
+    """AdamW over the fp32 master shards; no decay on norms and biases. arXiv 1711.05101.
+
+    It calls the fused kernel that `torch.optim.AdamW(fused=True)` calls, since the first torch
+    optimizer that a process makes imports the compiler: 2.4 s of CPU on each rank.
+    """
 
     def __init__(self, groups: list[FlatGroup], settings: OptimizerSection) -> None:
-        self._groups = groups
+        self._settings = settings
         self.moments = [(torch.zeros_like(g.master), torch.zeros_like(g.master)) for g in groups]
-        decayed: list[nn.Parameter] = []
-        plain: list[nn.Parameter] = []
-        state: dict[Tensor, dict[str, Tensor]] = {}
+        self._decayed: list[_Part] = []
+        self._plain: list[_Part] = []
         for group, (m, v) in zip(groups, self.moments, strict=True):
             edge = group.decay_size
-            for part, bucket in ((slice(0, edge), decayed), (slice(edge, None), plain)):
-                if group.master[part].numel() == 0:
-                    continue
-                parameter = nn.Parameter(group.master[part])
-                parameter.grad = group.grad[part]
-                bucket.append(parameter)
-                state[parameter] = {
-                    "step": torch.zeros(()),
-                    "exp_avg": m[part],
-                    "exp_avg_sq": v[part],
-                }
-        self._adamw = torch.optim.AdamW(
-            [
-                {"params": decayed, "weight_decay": settings.weight_decay},
-                {"params": plain, "weight_decay": 0.0},
-            ],
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            fused=True,
-        )
-        self._adamw.state.update(state)
+            for run, parts in ((slice(0, edge), self._decayed), (slice(edge, None), self._plain)):
+                if group.master[run].numel():
+                    updates = torch.zeros((), device=group.master.device)
+                    part = _Part(group.master[run], group.grad[run], m[run], v[run], updates)
+                    parts.append(part)
 
     def step(self, lr: float) -> None:
         """Update every master shard by its gradient."""
-        for group in self._adamw.param_groups:
-            group["lr"] = lr
-        self._adamw.step()
+        self._update(self._decayed, lr, self._settings.weight_decay)
+        self._update(self._plain, lr, 0.0)
 
     def set_updates_done(self, updates: int) -> None:
         """After a resume: how many updates the moments have seen (bias correction)."""
-        for state in self._adamw.state.values():
-            state["step"].fill_(updates)
+        for part in (*self._decayed, *self._plain):
+            part.updates.fill_(updates)
+
+    def _update(self, parts: list[_Part], lr: float, weight_decay: float) -> None:
+        if not parts:
+            return
+        for part in parts:
+            part.updates.add_(1)
+        beta1, beta2 = self._settings.betas
+        torch._fused_adamw_(
+            [part.master for part in parts],
+            [part.grad for part in parts],
+            [part.first_moment for part in parts],
+            [part.second_moment for part in parts],
+            [],
+            [part.updates for part in parts],
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=weight_decay,
+            eps=self._settings.eps,
+            amsgrad=False,
+            maximize=False,
+        )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from meshwright.checkpoint import store
 from meshwright.checkpoint.pieces import FloatArray, Piece
 from meshwright.checkpoint.reader import Reader
+from meshwright.checkpoint.store import Commit
 from meshwright.train.gradients import counts_here
+from meshwright.train.mesh import Mesh
 from meshwright.train.parallel.flat import Slot
 from meshwright.train.trainer import Trainer
 
@@ -32,6 +36,21 @@ def owned_state(trainer: Trainer) -> dict[Piece, FloatArray]:
         for slot, piece, values in _state(trainer)
         if counts_here(slot, trainer.mesh)
     }
+
+
+def save(
+    root: Path, step: int, mesh: Mesh, pieces: Mapping[Piece, FloatArray], meta: Mapping[str, Any]
+) -> Commit | None:
+    """Commit every rank's `pieces` as step `step` of the store at `root`; all ranks must call it.
+
+    The commit on rank 0, None on the others. Raises CheckpointError.
+    """
+    if mesh.rank == 0:
+        store.begin(root, step)
+    mesh.wait_for_all()
+    store.write_rank(store.pending_dir(root, step), mesh.rank, pieces)
+    mesh.wait_for_all()
+    return store.commit(root, step, meta, mesh.layout.world) if mesh.rank == 0 else None
 
 
 def owned_gradients(trainer: Trainer, scale: float) -> dict[Piece, FloatArray]:

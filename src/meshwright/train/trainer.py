@@ -71,5 +71,6 @@ class Trainer:
         """Mean loss over this and all other ranks' `batches`, shaped as for `gradients`."""
         actions = [Action("forward", m) for m in range(len(batches))]
         sums = self.stage.run(actions, batches)
+        self.data.release()
         agreed = vote([], sums, self.mesh, stop=False)
         return Evaluation(agreed.loss, agreed.tokens)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 
 from meshwright.base.events import EventWriter, Kind, WorkerContext
 from meshwright.data.store import open_store
@@ -25,6 +24,7 @@ from meshwright.train.state import load_state
 from meshwright.train.trainer import DTYPES, Trainer
 
 _JOIN_TIMEOUT = timedelta(seconds=120)
+_COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,7 @@ class TrainArgs:
 @contextmanager
 def joined(context: WorkerContext, job: Job) -> Iterator[Mesh]:
     """The mesh of this worker, its process groups alive inside the block."""
-    torch.set_num_threads(threads_per_worker(context.world))
-    store = TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined] # public, but not exported by its types
         "127.0.0.1",
         context.store_port,
         context.world,
@@ -53,7 +52,11 @@ def joined(context: WorkerContext, job: Job) -> Iterator[Mesh]:
         wait_for_workers=False,
     )
     dist.init_process_group(
-        "gloo", store=store, rank=context.rank, world_size=context.world, timeout=_JOIN_TIMEOUT
+        "gloo",
+        store=store,
+        rank=context.rank,
+        world_size=context.world,
+        timeout=_COLLECTIVE_TIMEOUT,
     )
     try:
         yield build_mesh(job.layout, context.rank, Clock())
@@ -66,6 +69,7 @@ def main(context: WorkerContext) -> None:
     args = TrainArgs(**context.args)
     job = Job.model_validate(args.job)
     events = EventWriter(context.event_fd, context.rank)
+    torch.set_num_threads(threads_per_worker(context.world))
     peak = 0.0
     if context.rank == 0:  # the others wait for its store meanwhile
         peak = measure_peak_flops(DTYPES[job.layout.precision], context.world)

@@ -110,7 +110,8 @@ def _refusal(changes: dict[str, Any]) -> str:
         ),
         (
             {"model": {"preset": "gpt2", "vocab": 50304}, "data.seq_len": 2048},
-            "data.seq_len = 2048: is longer than model.max_seq_len = 1024, the learned positions",
+            "data.seq_len = 2048: is longer than model.max_seq_len = 1024; shorten it "
+            "or set model.max_seq_len = 2048",
         ),
         (
             {"model": 3},

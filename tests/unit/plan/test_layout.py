@@ -84,7 +84,7 @@ def test_stages_are_even_and_the_last_which_holds_the_head_is_never_larger(
 
 
 def test_zero_follows_dp_shard_and_label_tells_the_axes() -> None:
-    assert (Layout().zero, Layout(dp_shard=2).zero) == (0, 3)
+    assert (Layout().zero_stage, Layout(dp_shard=2).zero_stage) == (0, 3)
     assert (Layout().label, Layout(dp_shard=2, pp=3).label) == ("one process", "fsdp2xpp3")
     assert Layout.model_validate(Layout(dp_shard=2).model_dump()) == Layout(dp_shard=2)
 

@@ -2,8 +2,9 @@
 
 With `dp_shard` > 1 (ZeRO stage 3, FSDP; arXiv 1910.02054, 2304.11277) the weights of a layer are
 gathered just before its forward and its backward and freed after; its gradients are
-reduce-scattered as soon as its backward is done. Tables and the final norm stay gathered for the
-whole step. With replicas only, gradients are summed while the backward pass goes on.
+reduce-scattered as soon as its backward is done. Tables and the final norm stay gathered from
+their first use until the update. With replicas only, gradients are summed while the backward pass
+goes on.
 """
 
 from __future__ import annotations
@@ -29,30 +30,23 @@ class DataParallel:
     def __init__(
         self, model: Decoder, mesh: Mesh, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.mesh = mesh
-        self.groups: list[FlatGroup] = []
 
-        def add(modules: dict[str, nn.Module]) -> FlatGroup:
-            slots = [
-                _slot(model, mesh, prefix, module, attribute)
-                for top, whole in modules.items()
-                for prefix, module in whole.named_modules(prefix=top)
-                for attribute, _ in module.named_parameters(recurse=False)
-            ]
-            group = FlatGroup(slots, mesh.dp_shard, mesh.dp_replicate, dtype, device)
-            self.groups.append(group)
-            return group
+        def group(modules: dict[str, nn.Module], release_early: bool) -> FlatGroup:
+            slots = _slots(model, mesh, modules)
+            axes = (mesh.dp_shard, mesh.dp_replicate)
+            return FlatGroup(slots, *axes, dtype, device, release_early)
 
         ends = {name: module for name, module in model.named_children() if name != "layers"}
         # The embedding is a group of its own: a tied head on the last stage must be cut alike.
-        embedding = {name: ends.pop(name) for name in ("embed",) if name in ends}
-        tables = [add(modules) for modules in (embedding, ends) if modules]
-        layers = [(layer, add({f"layers.{i}": layer})) for i, layer in model.layers.items()]
+        embedding = {"embed": ends.pop("embed")} if "embed" in ends else {}
+        tables = [group(modules, False) for modules in (embedding, ends) if modules]
+        layers = [group({f"layers.{i}": layer}, True) for i, layer in model.layers.items()]
+        self.groups = [*tables, *layers]
         if mesh.dp_shard.size > 1:
             model.register_forward_pre_hook(partial(_gather_all, tables))
-            for layer, group in layers:
-                layer.register_forward_pre_hook(partial(_gather_all, [group]))
-                layer.register_forward_hook(partial(_after_forward, group))
+            for layer, its_group in zip(model.layers.values(), layers, strict=True):
+                layer.register_forward_pre_hook(partial(_gather_all, [its_group]))
+                layer.register_forward_hook(partial(_after_forward, its_group))
 
     def initialise(self, model: Decoder, seed: int) -> None:
         """Fill the master shards with the model's initial weights."""
@@ -71,6 +65,11 @@ class DataParallel:
         for group in self.groups:
             group.refresh()
 
+    def release(self) -> None:
+        """Free what is gathered; an evaluation needs no more of it."""
+        for group in self.groups:
+            group.release()
+
     def begin_step(self) -> None:
         """Forget all gradients."""
         for group in self.groups:
@@ -81,10 +80,25 @@ class DataParallel:
         for group in self.groups:
             group.begin_backward(last)
 
+    def end_backward(self) -> None:
+        """That pass is over. Raises RunError if a parameter got no gradient."""
+        for group in self.groups:
+            group.end_backward()
+
     def finish_reduction(self) -> None:
         """Wait until every gradient is the sum over the data-parallel ranks."""
         for group in self.groups:
             group.finish_reduction()
+
+
+def _slots(model: Decoder, mesh: Mesh, modules: dict[str, nn.Module]) -> list[Slot]:
+    """A slot for each parameter below `modules`, which are named from the model's root."""
+    return [
+        _slot(model, mesh, prefix, module, attribute)
+        for top, whole in modules.items()
+        for prefix, module in whole.named_modules(prefix=top)
+        for attribute, _ in module.named_parameters(recurse=False)
+    ]
 
 
 def _slot(model: Decoder, mesh: Mesh, module_name: str, module: nn.Module, attribute: str) -> Slot:

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from math import prod
 
 import torch
 from torch import Tensor, nn
 
+from meshwright.base.errors import RunError
 from meshwright.checkpoint.pieces import Piece
 from meshwright.train.comm import Axis, Pending
 
@@ -48,7 +50,10 @@ class Slot:
 
 
 class FlatGroup:
-    """The parameters `slots` as one flat buffer, cut over `shards`, summed over `replicas`."""
+    """The parameters `slots` as one flat buffer, cut over `shards`, summed over `replicas`.
+
+    With `release_early` the full weights are freed after each backward, else after the update.
+    """
 
     def __init__(
         self,
@@ -57,14 +62,15 @@ class FlatGroup:
         replicas: Axis,
         dtype: torch.dtype,
         device: torch.device,
+        release_early: bool = False,
     ) -> None:
         self.slots = sorted(slots, key=lambda slot: not slot.decay)
         self.shards, self.replicas = shards, replicas
-        self.starts = self._starts()
-        self.used = self.starts[-1]
+        *self.starts, self.used = accumulate((slot.numel for slot in self.slots), initial=0)
         self.shard_size = -(-self.used // shards.size)
         self.first = shards.index * self.shard_size
         self.sharded = shards.size > 1
+        self._release_early = release_early
         self.master = torch.zeros(self.shard_size, device=device)
         self.grad = torch.zeros(self.shard_size, device=device)
         shares_master = not self.sharded and dtype == torch.float32
@@ -76,17 +82,12 @@ class FlatGroup:
         self._gathered = True
         self._reduce_now = False
         self._reduction: Pending | None = None
-        self._waiting = len(self.slots)
+        self._waiting: set[str] = set()
+        self._hooked = not shares_master or replicas.size > 1
         self._attach(accumulate_in_place=shares_master)
 
-    def _starts(self) -> list[int]:
-        starts = [0]
-        for slot in self.slots:
-            starts.append(starts[-1] + slot.numel)
-        return starts
-
     def _attach(self, accumulate_in_place: bool) -> None:
-        for slot, start in zip(self.slots, self.starts, strict=False):
+        for slot, start in zip(self.slots, self.starts, strict=True):
             view = slice(start, start + slot.numel)
             # `.data` has a version of its own: gathering again between a forward and its backward
             # writes the same numbers, which autograd must not take for a change.
@@ -94,8 +95,10 @@ class FlatGroup:
             setattr(slot.module, slot.attribute, parameter)
             if accumulate_in_place:
                 parameter.grad = self.grad[view].view(slot.shape)
-            if not accumulate_in_place or self.replicas.size > 1:
-                hook = partial(self._on_grad, view=view, in_place=accumulate_in_place)
+            if self._hooked:
+                hook = partial(
+                    self._on_grad, name=slot.name, view=view, in_place=accumulate_in_place
+                )
                 parameter.register_post_accumulate_grad_hook(hook)
 
     # Gathering and releasing the full weights
@@ -134,15 +137,22 @@ class FlatGroup:
     def begin_backward(self, last: bool) -> None:
         """The next backward pass is a micro-batch's; `last` of the step starts the reduction."""
         self._reduce_now = last
-        self._waiting = len(self.slots)
+        self._waiting = {slot.name for slot in self.slots} if self._hooked else set()
 
-    def _on_grad(self, parameter: Tensor, view: slice, in_place: bool) -> None:
+    def end_backward(self) -> None:
+        """That backward pass is over. Raises RunError if a parameter got no gradient: its group
+        has not been reduced, and replicas would drift apart unseen."""
+        if self._waiting:
+            raise RunError(f"no gradient reached {', '.join(sorted(self._waiting))}")
+
+    def _on_grad(self, parameter: Tensor, name: str, view: slice, in_place: bool) -> None:
         """Autograd has the gradient of one slot for this micro-batch."""
-        if not in_place and parameter.grad is not None:
+        if not in_place:
+            assert parameter.grad is not None
             self._accumulator()[view].add_(parameter.grad.flatten())
             parameter.grad = None
-        self._waiting -= 1
-        if self._waiting == 0:
+        self._waiting.remove(name)
+        if not self._waiting:
             self._all_grads_here()
 
     def _accumulator(self) -> Tensor:
@@ -159,7 +169,8 @@ class FlatGroup:
             self.shards.reduce_scatter(part, self._full_grad)
             self.grad.add_(part)
             self._full_grad = None
-            self.release()
+            if self._release_early:
+                self.release()
         if self._reduce_now:
             self._reduction = self.replicas.start_all_reduce(self.grad)
 
@@ -179,7 +190,7 @@ class FlatGroup:
 
     def spans(self) -> Iterator[tuple[Slot, slice, slice]]:
         """Each slot with a part here: (slot, range in the local shard, range in the slot)."""
-        for slot, start in zip(self.slots, self.starts, strict=False):
+        for slot, start in zip(self.slots, self.starts, strict=True):
             low = max(start, self.first)
             high = min(start + slot.numel, self.first + self.shard_size)
             if low < high:

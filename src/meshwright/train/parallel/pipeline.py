@@ -1,7 +1,8 @@
 """Runs a schedule on one pipeline stage: the actions say what, this file says how.
 
-Activations go to the next stage, gradients to the one before; receives are posted one action ahead
-and sends are waited for at the end of the step, so neither side blocks the other.
+Activations go to the next stage, gradients to the one before. Receives are posted one action ahead,
+and a send is waited for only once its receipt is certain or another has followed it, so neither
+side blocks the other and no more is kept than is in flight.
 """
 
 from __future__ import annotations
@@ -30,17 +31,20 @@ class StepSums:
 
 
 @dataclass
+class _Transfer:
+    """A tensor on its way; it must live until the transfer is done."""
+
+    buffer: Tensor
+    pending: Pending
+
+
+@dataclass
 class _InFlight:
     """A micro-batch between its forward and its backward."""
 
     received: Tensor | None
     output: Tensor
-
-
-@dataclass
-class _Received:
-    buffer: Tensor
-    pending: Pending
+    sent: _Transfer | None
 
 
 @dataclass
@@ -48,8 +52,8 @@ class _State:
     """The sends, receives and micro-batches of one pass through a schedule."""
 
     sums: StepSums
-    posted: dict[Action, _Received] = field(default_factory=dict)
-    sent: list[tuple[Pending, Tensor]] = field(default_factory=list)
+    posted: dict[Action, _Transfer] = field(default_factory=dict)
+    sent: list[_Transfer] = field(default_factory=list)
     in_flight: dict[int, _InFlight] = field(default_factory=dict)
 
 
@@ -84,8 +88,9 @@ class PipelineStage:
                 else:
                     self.data.begin_backward(last=i == last_backward)
                     self._backward(state, action)
-        for pending, _ in state.sent:
-            pending.wait()
+                    self.data.end_backward()
+        for transfer in state.sent:
+            transfer.pending.wait()
         return state.sums
 
     def _forward(self, state: _State, action: Action, tokens: Tensor, keep: bool) -> None:
@@ -94,21 +99,27 @@ class PipelineStage:
         if received is not None:
             received.requires_grad_(keep)
         output = self.model(inputs if received is None else received, seq_len=inputs.shape[1])
+        sent = None
         if self.mesh.last_stage:
             output = summed_loss(output, targets, self.mesh.tp)
             state.sums.loss += output.detach()
             state.sums.tokens += count_valid(targets)
         else:
-            self._send(state, output.detach(), self.mesh.at.pp + 1)
+            sent = self._send(output.detach(), self.mesh.at.pp + 1)
         if keep:
-            state.in_flight[action.micro_batch] = _InFlight(received, output)
+            state.in_flight[action.micro_batch] = _InFlight(received, output, sent)
+        elif sent is not None:
+            _keep_until_next(state, sent)
 
     def _backward(self, state: _State, action: Action) -> None:
         flight = state.in_flight.pop(action.micro_batch)
-        torch.autograd.backward(flight.output, self._take_received(state, action))
+        grad = self._take_received(state, action)
+        if flight.sent is not None:
+            flight.sent.pending.wait()  # its gradient has come back, so it has arrived
+        torch.autograd.backward(flight.output, grad)
         if flight.received is not None:
             assert flight.received.grad is not None
-            self._send(state, flight.received.grad, self.mesh.at.pp - 1)
+            _keep_until_next(state, self._send(flight.received.grad, self.mesh.at.pp - 1))
 
     def _source(self, action: Action) -> int | None:
         """The stage that `action` waits for; None at the ends of the pipeline."""
@@ -126,16 +137,23 @@ class PipelineStage:
         shape = (sequences, seq, self.model.spec.hidden)
         buffer = torch.empty(shape, dtype=self.dtype, device=self.device)
         work = dist.irecv(buffer, src=self.mesh.pp.ranks[source], group=self.mesh.pp.group)
-        state.posted[action] = _Received(buffer, Pending(work, self.mesh.clock))
+        state.posted[action] = _Transfer(buffer, Pending(work, self.mesh.clock))
 
     def _take_received(self, state: _State, action: Action) -> Tensor | None:
-        received = state.posted.get(action)
+        received = state.posted.pop(action, None)
         if received is None:
             return None
         received.pending.wait()
         return received.buffer
 
-    def _send(self, state: _State, x: Tensor, stage: int) -> None:
+    def _send(self, x: Tensor, stage: int) -> _Transfer:
         x = x.contiguous()
         work = dist.isend(x, dst=self.mesh.pp.ranks[stage], group=self.mesh.pp.group)
-        state.sent.append((Pending(work, self.mesh.clock), x))
+        return _Transfer(x, Pending(work, self.mesh.clock))
+
+
+def _keep_until_next(state: _State, sent: _Transfer) -> None:
+    """Hold on to a send; wait for the one before it, which the receiver takes first."""
+    for earlier in state.sent:
+        earlier.pending.wait()
+    state.sent = [sent]
