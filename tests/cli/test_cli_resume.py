@@ -164,7 +164,7 @@ def test_nothing_to_resume_is_refused(
     (bare / "checkpoints").mkdir()
     other = tmp_path / "other"
     other.mkdir()
-    for run, reason in ((finished.path, "job.steps"), (bare, "checkpoint"), (other, "run")):
+    for run, reason in ((finished.path, "job.steps"), (bare, "checkpoint"), (other, "not a run")):
         before = snapshot(run)
         assert reason in one_error_line(stopped.cli.run("train", run, "--resume"), 2)
         assert snapshot(run) == before

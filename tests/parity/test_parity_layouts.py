@@ -65,7 +65,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "shards_averaged": ("untied", {"dp_shard": 2}, 1, "gradient"),
     "one_micro_batch_forgotten": ("untied", {"pp": 2}, 4, "gradient"),
     "weights_start_by_local_index": ("untied", {"tp": 2}, 1, "loss"),
-    "partial_sums_scaled": ("gpt2-tied", {"tp": 2, "sp": False}, 1, "loss"),
+    "partial_sums_scaled": ("gpt2-tied", {"tp": 2, "sp": False}, 1, "gradient"),
     "stage_updated_by_another_rate": ("untied", {"pp": 2}, 1, "parameter"),
 }
 

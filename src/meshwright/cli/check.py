@@ -112,7 +112,8 @@ def verdict(found: Comparison) -> str:
     """One line: equal or not, and what is worst."""
     bounds = f"loss rel {found.loss_rel:.1e}, gradient norm rel {found.grad_norm_rel:.1e}"
     if found.equal:
-        return f"equal: {bounds}, {len(found.tensors)} tensors within bounds"
+        left_out = f", {len(found.noise)} parameters without a gradient" if found.noise else ""
+        return f"equal: {bounds}, {len(found.tensors)} tensors within bounds{left_out}"
     wrong = [one for one in found.tensors if not one.equal]
     names = ", ".join(_name(one) for one in wrong[:3]) or "all tensors within bounds"
     return f"NOT equal: {bounds}; {len(wrong)} tensors out of bounds: {names}"

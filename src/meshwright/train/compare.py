@@ -17,7 +17,14 @@ from meshwright.checkpoint.reader import Reader
 from meshwright.checkpoint.store import latest
 
 TRACE, GRADIENTS, STATE = "trace.json", "gradients", "state"
-_KINDS = {"param": "parameter", "adamw.m": "first moment", "adamw.v": "second moment"}
+# A gradient below this share of the global norm in both runs is rounding: fp32's epsilon.
+_ROUNDING = 1.2e-7
+_KINDS = {
+    "gradient": "gradient",
+    "param": "parameter",
+    "adamw.m": "first moment",
+    "adamw.v": "second moment",
+}
 
 
 @dataclass(frozen=True)
@@ -46,24 +53,30 @@ class StepDifference:
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """|theirs - reference| / |reference| in the 2-norm, and |theirs| / |reference|."""
+    """|theirs - reference| / |reference| in the 2-norm, the ratio of the norms, and the larger norm."""
 
     name: str
     what: str  # gradient, parameter, first moment or second moment
     rel: float
     norm_ratio: float
+    norm: float
     equal: bool
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Whether a layout trains the same model; `tensors` from the worst to the best."""
+    """Whether a layout trains the same model; `tensors` from the worst to the best.
+
+    `noise` names parameters left out: their gradient is zero but for rounding (the key bias of
+    attention, which softmax ignores), and AdamW makes full updates of it.
+    """
 
     equal: bool
     steps: tuple[StepDifference, ...]
     tensors: tuple[TensorDifference, ...]
     loss_rel: float
     grad_norm_rel: float
+    noise: tuple[str, ...] = ()
 
     @property
     def worst(self) -> tuple[TensorDifference, ...]:
@@ -79,19 +92,19 @@ class Comparison:
             "worst": [asdict(t) for t in self.worst],
             "steps": [asdict(s) for s in self.steps],
             "tensors": len(self.tensors),
+            "noise": list(self.noise),
         }
 
 
 def compare(reference: Path, theirs: Path, limits: Limits) -> Comparison:
     """Compare what two traced runs left. Raises CheckpointError if one is incomplete."""
     steps = tuple(_steps(reference, theirs))
-    tensors = sorted(
-        [
-            *_tensors(reference / GRADIENTS, theirs / GRADIENTS, limits.gradient),
-            *_tensors(reference / STATE, theirs / STATE, limits.state),
-        ],
-        key=lambda t: (t.equal, -t.rel),
-    )
+    gradients = list(_tensors(reference / GRADIENTS, theirs / GRADIENTS, limits.gradient))
+    state = _tensors(reference / STATE, theirs / STATE, limits.state)
+    floor = _ROUNDING * steps[0].grad_norm
+    noise = tuple(t.name for t in gradients if t.norm < floor)
+    compared = [t for t in (*gradients, *state) if t.name not in noise]
+    tensors = sorted(compared, key=lambda t: (t.equal, -t.rel))
     loss_rel = max(s.loss_rel for s in steps)
     grad_norm_rel = max(s.grad_norm_rel for s in steps)
     equal = (
@@ -99,7 +112,7 @@ def compare(reference: Path, theirs: Path, limits: Limits) -> Comparison:
         and grad_norm_rel <= limits.grad_norm
         and all(t.equal for t in tensors)
     )
-    return Comparison(equal, steps, tuple(tensors), loss_rel, grad_norm_rel)
+    return Comparison(equal, steps, tuple(tensors), loss_rel, grad_norm_rel, noise)
 
 
 def _steps(reference: Path, theirs: Path) -> Iterator[StepDifference]:
@@ -138,7 +151,7 @@ def _tensors(reference: Path, theirs: Path, limit: float) -> Iterator[TensorDiff
         raise CheckpointError(f"{theirs}: only one of both runs has {', '.join(sorted(unequal))}")
     for stored in ours.names:
         kind, _, name = stored.partition("/")
-        what = _KINDS.get(kind, kind)
+        what = _KINDS[kind]
         yield tensor_difference(name, what, ours.read(stored), other.read(stored), limit)
 
 
@@ -154,8 +167,9 @@ def tensor_difference(
 ) -> TensorDifference:
     """Compare two equal-shaped tensors in fp64."""
     expected, found = reference.astype(np.float64), theirs.astype(np.float64)
-    size, gap = float(np.linalg.norm(expected)), float(np.linalg.norm(found - expected))
+    size, other = float(np.linalg.norm(expected)), float(np.linalg.norm(found))
+    gap = float(np.linalg.norm(found - expected))
     rel = 0.0 if gap == 0 else (gap / size if size else math.inf)
     rel = rel if math.isfinite(rel) else math.inf
-    ratio = float(np.linalg.norm(found)) / size if size else 1.0
-    return TensorDifference(name, what, rel, ratio, rel <= limit)
+    ratio = other / size if size else (math.inf if gap else 1.0)
+    return TensorDifference(name, what, rel, ratio, max(size, other), rel <= limit)
