@@ -53,7 +53,7 @@ class StepDifference:
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """|theirs - reference| / |reference| in the 2-norm, the ratio of the norms, and the larger norm."""
+    """|theirs - reference| / |reference| in the 2-norm, the norms' ratio, and the larger norm."""
 
     name: str
     what: str  # gradient, parameter, first moment or second moment

@@ -91,10 +91,11 @@ def test_a_factor_shows_its_face(reference: Path, tmp_path: Path) -> None:
 def test_what_has_no_gradient_but_rounding_is_left_out(tmp_path: Path) -> None:
     noisy = write(tmp_path / "one", gradient={**GRADIENT, "gradient/b": [1e-9, 0.0]})
     other_state = {**STATE_OF, "param/b": [9.0, 9.0]}
-    other = write(tmp_path / "two", {**GRADIENT, "gradient/b": [0.0, -2e-9]}, state=other_state)
-    found = against(noisy, other)
-    assert found.equal
-    assert found.noise == ("b",)
+    for number, small in enumerate(([0.0, -2e-9], [0.0, 0.0])):
+        other = write(tmp_path / f"{number}", {**GRADIENT, "gradient/b": small}, other_state)
+        for found in (against(noisy, other), against(other, noisy)):
+            assert found.equal
+            assert found.noise == ("b",)
 
 
 @pytest.mark.parametrize("small", [[1e-9, 0.0], [0.0, 0.0]])
