@@ -73,7 +73,7 @@ def test_bad_job_file(cli: Cli, tmp_path: Path, text: str | bytes, words: tuple[
     [
         (("train", "none.toml"), ("none.toml", "No such file")),
         (("train", "."), ("job file", "--resume")),
-        (("train", "none", "--resume"), ("none", "No such file")),
+        (("train", "none", "--resume"), ("none", "not a run")),
         (("check", "none.toml"), ("none.toml", "No such file")),
         (("check", "none.toml", "--steps", "0"), ("--steps", "1")),
         (("report", "."), ("not a run directory",)),

@@ -81,13 +81,15 @@ def trace(
         outcome = conductor.run(
             engine, rundir, entry, layout.world, args, lambda _: None, signals.count
         )
+        if outcome.status is Status.INTERRUPTED:
+            raise KeyboardInterrupt
         if outcome.status is not Status.FINISHED:
             raise RunError(_failure(outcome.error, rundir))
 
 
 def _failure(error: str | None, rundir: RunDir) -> str:
     """The scratch folder goes, so the error carries all there is to say."""
-    reason = (error or "interrupted").partition("; log:")[0]
+    reason = (error or "it failed").partition("; log:")[0]
     return f"{rundir.id} run: {reason}"
 
 

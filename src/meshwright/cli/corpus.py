@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from meshwright.base.errors import DataError
 from meshwright.cli.options import data_cache
 from meshwright.data.baseline import ngram_baselines
 from meshwright.data.prepare import Prepared, prepare
@@ -37,7 +38,8 @@ class JobData:
 def prepare_job(job: Job, console: Console) -> JobData:
     """Tokenize the job's corpus, or reuse what is there. Raises DataError or ConfigError."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"))
-    with Progress(*columns, console=console, transient=True) as bar:
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("data", total=1.0)
         prepared = prepare(
             job.data.source,
@@ -53,8 +55,11 @@ def prepare_job(job: Job, console: Console) -> JobData:
 def _baselines(job: Job, prepared: Prepared) -> dict[str, float]:
     """Unigram and bigram loss on the windows that the run evaluates on; kept beside the stores."""
     train, held_out = open_store(prepared.train_prefix), open_store(prepared.held_out_prefix)
-    Windows(train, job.data.seq_len)  # refuses a store too small to train on
-    windows = Windows(held_out, job.data.seq_len)
+    try:
+        Windows(train, job.data.seq_len)
+        windows = Windows(held_out, job.data.seq_len)
+    except DataError as error:
+        raise DataError(f"data.source = {job.data.source!r}: {error}") from error
     indices = windows.spread(job.job.eval_sequences)
     key = sha256(f"{job.data.seq_len}/{len(indices)}/{job.model.vocab}".encode()).hexdigest()[:12]
     cached = prepared.train_prefix.parent / f"baselines-{key}.json"

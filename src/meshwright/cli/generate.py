@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ import typer
 
 from meshwright.base.errors import InputError
 from meshwright.cli.options import AsJson, print_json
-from meshwright.cli.train import MODEL_FOLDER
+from meshwright.cli.session import MODEL_FOLDER
 
 
 def generate(
@@ -23,15 +24,21 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Print PROMPT and what the model of RUN makes of it."""
+    folder = _model_folder(run)
+    if any(
+        "\ud800" <= letter <= "\udfff" for letter in prompt
+    ):  # how bytes that are no text arrive
+        raise InputError("--prompt: not valid UTF-8; write it as text")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin slow small models down
     # Imported here: it brings torch, which other commands do without.
     from meshwright.ship.generate import Generator
 
     start = time.perf_counter()
-    generator = Generator(_model_folder(run))
+    stream = Generator(folder).generate(prompt, max_tokens, temperature, top_k, seed)
     pieces = []
     if not as_json:
         typer.echo(prompt, nl=False)
-    for piece in generator.generate(prompt, max_tokens, temperature, top_k, seed):
+    for piece in stream:
         pieces.append(piece)
         if not as_json:
             typer.echo(piece, nl=False)

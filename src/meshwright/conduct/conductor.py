@@ -7,6 +7,7 @@ It never imports the trainer: it knows its entry point by name, and what it says
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -217,8 +218,15 @@ def describe(death: Exit, step: int | None, last_line: str, log: Path) -> str:
     elif death.code == 0:
         what = f"left {when} with exit code 0, its work undone"
     else:
-        what = f"failed {when} with exit code {death.code}: {last_line or 'it wrote nothing'}"
+        what = (
+            f"failed {when} with exit code {death.code}: {_plain(last_line) or 'it wrote nothing'}"
+        )
     return f"rank {death.rank} {what}; log: {log}"
+
+
+def _plain(line: str) -> str:
+    """Our own errors speak for themselves, without the path of their class."""
+    return re.sub(r"^meshwright\.base\.errors\.\w+: ", "", line)
 
 
 def _last_line(log: Path, start_bytes: int) -> str:

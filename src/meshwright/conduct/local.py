@@ -40,6 +40,8 @@ _FIXED_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    # A worker's threads must not spin while they wait: cores are shared with other workers.
+    "OMP_WAIT_POLICY": "PASSIVE",
     # Ranks of one machine meet on loopback, whatever the host name resolves to.
     "GLOO_SOCKET_IFNAME": "lo",
 }

@@ -55,15 +55,20 @@ class RunDir:
         except OSError as error:
             raise _cannot_write(root, error) from error
 
-    @classmethod
-    def create_at(cls, path: Path) -> Self:
-        """A new run directory at `path`. Raises InputError if something is there already."""
+    @staticmethod
+    def refuse_taken(path: Path) -> None:
+        """Raise InputError if something is at `path` already; writes nothing."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             _refuse_if_held(path)
             raise InputError(
                 f"{path}: exists and is not empty; give another directory, "
                 "or go on with the run in it by --resume"
             )
+
+    @classmethod
+    def create_at(cls, path: Path) -> Self:
+        """A new run directory at `path`. Raises InputError if something is there already."""
+        cls.refuse_taken(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
             return cls(path)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as requests to stop a run, counted instead of raised."""
+"""Ctrl-C, SIGTERM and a lost terminal as requests to stop a run, counted instead of raised."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignals:
-    """While it is entered, SIGINT and SIGTERM are counted. Only on the main thread.
+    """While it is entered, SIGINT, SIGTERM and SIGHUP are counted. Only on the main thread.
 
     `count` is what `conductor.run` takes as `stop_requests`.
     """

@@ -23,8 +23,8 @@ class Windows:
         """Raises DataError if the store is too small for one window."""
         if store.n_tokens <= seq_len:
             raise DataError(
-                f"token store {store.prefix}: {store.n_tokens} tokens are too few for a window of "
-                f"data.seq_len = {seq_len} and a target; lower it or name a larger data.source"
+                f"the {store.prefix.name} part has {store.n_tokens} tokens, too few for a window "
+                f"of data.seq_len = {seq_len} and a target; lower it or name a larger data.source"
             )
         self.store = store
         self.seq_len = seq_len

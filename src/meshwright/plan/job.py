@@ -32,8 +32,10 @@ class JobSection(_Section):
 class DataSection(_Section):
     """`[data]`."""
 
-    source: str = "python-stdlib"
-    tokenizer: str = Field(default="bpe", description="'bpe' trains one; or a tokenizer.json")
+    source: str = Field(default="python-stdlib", min_length=1)
+    tokenizer: str = Field(
+        default="bpe", min_length=1, description="'bpe' trains one; or a tokenizer.json"
+    )
     seq_len: int = Field(gt=1, description="tokens")
     global_batch: int = Field(gt=0, description="sequences")
 
@@ -111,7 +113,17 @@ def load_job(path: Path, overrides: list[str] | None = None) -> Job:
     tables = read_toml(path)
     for override in overrides or []:
         apply_override(tables, override)
-    return resolve_job(tables)
+    return _with_absolute_paths(resolve_job(tables))
+
+
+def _with_absolute_paths(job: Job) -> Job:
+    """Files that the job names, found from anywhere: a run may be resumed from another folder."""
+    found = {
+        key: str(Path(value).expanduser().absolute())
+        for key, value in (("source", job.data.source), ("tokenizer", job.data.tokenizer))
+        if Path(value).expanduser().exists()
+    }
+    return job.model_copy(update={"data": job.data.model_copy(update=found)})
 
 
 def resolve_job(tables: dict[str, Any]) -> Job:

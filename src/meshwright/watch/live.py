@@ -56,6 +56,7 @@ class LiveView:
         self._clock = clock
         self._shown_s = float("-inf")  # so that the first showing is due at once
         self._shown_step = 0
+        self._visible = True
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
 
     def __enter__(self) -> Self:
@@ -70,8 +71,7 @@ class LiveView:
         trace: TracebackType | None,
     ) -> None:
         if self._live:
-            self._live.update(self.render(), refresh=True)
-            self._live.stop()
+            self._show(self._finish)
 
     def on_event(self, message: Mapping[str, Any]) -> None:
         """Take in one message (a dict with a `kind` of `base.events.Kind`)."""
@@ -90,7 +90,20 @@ class LiveView:
     def _redraw_if_due(self, live: Live) -> None:
         if self.state.now_s - self._shown_s >= _REDRAW_S:
             self._shown_s = self.state.now_s
-            live.update(self.render(), refresh=True)
+            self._show(lambda: live.update(self.render(), refresh=True))
+
+    def _finish(self) -> None:
+        if self._live:
+            self._live.update(self.render(), refresh=True)
+            self._live.stop()
+
+    def _show(self, draw: Callable[[], None]) -> None:
+        """Draw; once the terminal is gone nothing more is shown, and the run goes on."""
+        if self._visible:
+            try:
+                draw()
+            except OSError:
+                self._visible = False
 
     def _print_if_due(self, message: Mapping[str, Any]) -> None:
         state = self.state
@@ -113,7 +126,7 @@ class LiveView:
         )
 
     def _print(self, line: str) -> None:
-        self._console.print(Text(line), soft_wrap=True)
+        self._show(lambda: self._console.print(Text(line), soft_wrap=True))
 
     def plain_line(self) -> str:
         """The newest step in one line."""

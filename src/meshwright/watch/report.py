@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -85,7 +86,8 @@ def write_report(run_dir: Path) -> Path:
         draft.write_text(page, encoding="utf-8")
         draft.replace(target)
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):  # a folder that cannot be written has raised above
+            draft.unlink(missing_ok=True)
     return target
 
 

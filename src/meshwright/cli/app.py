@@ -1,0 +1,52 @@
+"""The commands of `meshwright`, and the one place that turns errors into exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from meshwright.base.errors import MeshwrightError
+from meshwright.cli import check, generate, report, train
+
+app = typer.Typer(
+    name="meshwright",
+    help="Plan, run and keep alive the training of very large models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("train")(train.train)
+app.command("check")(check.check)
+app.command("report")(report.report)
+app.command("generate")(generate.generate)
+
+
+def run() -> int:
+    """Run the command that `sys.argv` names; the exit code."""
+    try:
+        status: int | None = app(standalone_mode=False)
+    except MeshwrightError as error:
+        return _complain(str(error), error.exit_code)
+    except typer.TyperException as error:
+        if len(sys.argv) == 1:  # the help has been printed
+            return 2
+        return _complain(f"{error.format_message()}; see meshwright --help", 2)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except BrokenPipeError:  # whoever read our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _complain(f"{where}{error.strerror or error}", 1)
+    return status or 0
+
+
+def _complain(line: str, exit_code: int) -> int:
+    try:
+        typer.echo(f"error: {' '.join(line.split())}", err=True)
+    except OSError:  # nobody is there to read it; the exit code still tells
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    return exit_code
