@@ -103,14 +103,14 @@ def plain_step(job: Job) -> Step:
 
 
 def measure(case: Case, pairs: int, threads: int) -> Measured:
-    """Take `pairs` steps with each side, after a warm-up; `threads` 0 is what a worker takes."""
+    """Take `pairs` steps with each side, after a warm-up."""
     steps = _WARM_UP + pairs
     job = build_job(case.load, Layout(micro_batch=case.micro_batch), steps)
     tokens = batches(case.load, steps).unflatten(1, (case.accumulation, case.micro_batch))
     with socket.create_server(("127.0.0.1", 0)) as server:
         context = worker_context(0, 1, server.getsockname()[1], server.detach())
     with joined(context, job) as mesh:
-        torch.set_num_threads(threads or torch.get_num_threads())
+        torch.set_num_threads(threads)
         trainer = Trainer(job, mesh, torch.device("cpu"))
         trainer.initialise()
         return take_turns(our_step(trainer), plain_step(job), tokens)
@@ -166,14 +166,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--pairs", type=int, default=40, help="measured pairs of steps a case")
     parser.add_argument("--models", nargs="+", default=["tiny", "10m"], help="tiny, 10m")
-    parser.add_argument("--threads", type=int, default=0, help="default: every core")
+    parser.add_argument("--threads", type=int, default=1, help="of either side")
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     options = parser.parse_args()
-    cases = {
-        case: measure(case, options.pairs, options.threads)
-        for case in CASES
-        if case.model in options.models
-    }
+    cases = {}
+    for case in CASES:
+        if case.model in options.models:
+            cases[case] = measure(case, options.pairs, options.threads)
+            print(*row(case, cases[case]), sep="  ", file=sys.stderr)
     text = report(cases)
     print(text)
     unequal = [case for case, found in cases.items() if not found.loss_rel <= LOSS_TOLERANCE]
