@@ -45,7 +45,8 @@ class Run:
 
 def set_up() -> None:
     """Make the environment of the peers, or bring it up to date."""
-    venv.create(VENV, with_pip=True)
+    if not PYTHON.exists():
+        venv.create(VENV, symlinks=True, with_pip=True)
     (VENV / ".gitignore").write_text("*\n", encoding="utf-8")
     command = [str(PYTHON), "-m", "pip", "install"]
     for pins in (_ROOT / "constraints.txt", _HERE / "constraints-bench.txt"):

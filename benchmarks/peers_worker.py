@@ -14,6 +14,8 @@ import torch.distributed as dist
 from peers import Task, peers
 from workload import Load, batches
 
+from meshwright.conduct.protocol import die_with_parent
+
 
 def run(name: str, task: Task) -> tuple[list[float], list[float]]:
     """Seconds and global mean loss of every step."""
@@ -49,6 +51,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True, help="the warm-up included")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
+    die_with_parent()
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     times, losses = run(options.peer, Task(Load(**options.load), options.steps, rank, world))

@@ -28,7 +28,7 @@ from meshwright.train.trainer import Trainer
 from meshwright.train.worker import joined
 
 LOSS_TOLERANCE = 1e-5  # relative
-_WARM_UP = 5  # pairs
+_WARM_UP = 3  # pairs
 
 Step = Callable[[int, Tensor], float]
 

@@ -102,11 +102,6 @@ class Job(_Section):
     optimizer: OptimizerSection = OptimizerSection()
     checkpoint: CheckpointSection = CheckpointSection()
 
-    @property
-    def accumulation(self) -> int:
-        """Micro-batches of one step on one data-parallel rank."""
-        return self.data.global_batch // (self.layout.dp * self.layout.micro_batch)
-
 
 def load_job(path: Path, overrides: list[str] | None = None) -> Job:
     """Read, override and check a job file. Raises InputError or ConfigError, one line each."""

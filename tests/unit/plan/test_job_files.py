@@ -203,16 +203,12 @@ def test_a_file_is_read_overridden_and_resolved(tmp_path: Path) -> None:
     )
     job = load_job(path, ["model.layers=2", "layout.tp=2", "cluster.ref=local:2", "job.name=mine"])
     assert (job.job.name, job.model.layers, job.model.hidden) == ("mine", 2, 128)
-    assert (job.layout.world, job.cluster.ranks, job.accumulation) == (2, 2, 8)
+    assert (job.layout.world, job.cluster.ranks) == (2, 2)
 
 
 def test_a_resolved_job_written_as_toml_is_the_same_job() -> None:
     job = resolve_job(_with({"data.source": "größe/日本/🙂", "optimizer.eps": 1e-30}))
     assert resolve_job(tomllib.loads(to_toml(job.model_dump()))) == job
-
-
-def test_accumulation_is_micro_batches_of_a_rank() -> None:
-    assert resolve_job(GOOD).accumulation == 32 // (2 * 4)
 
 
 def test_resolving_changes_nothing_in_what_was_given() -> None:
