@@ -1,9 +1,9 @@
 """The trainers that are compared: each takes the same step with the same modules on two ranks.
 
-A peer is a context manager that gives a `Step`; its process has RANK, WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT set as torchrun sets them. Every peer gets torch's fused AdamW; else its defaults
-hold. Ours also agrees on the loss of all ranks in every step; the others' is summed up at the end,
-outside the timing. Imports of a peer's library stand in its function: the others run without it.
+A peer is a context manager that gives a `Step`, and that its process never leaves. RANK, WORLD_SIZE,
+MASTER_ADDR and MASTER_PORT are set as torchrun sets them. Every peer gets torch's fused AdamW; else
+its defaults hold. Ours also agrees on the loss of all ranks in every step; the others' is summed up
+at the end, outside the timing. A library is imported in its own function: the others run without.
 """
 
 from __future__ import annotations
@@ -99,7 +99,6 @@ def torch_ddp(task: Task) -> Iterator[Step]:
         return loss.detach()
 
     yield step
-    dist.destroy_process_group()
 
 
 @contextmanager
@@ -126,7 +125,6 @@ def accelerate_fsdp2(task: Task) -> Iterator[Step]:
         return loss.detach()
 
     yield step
-    accelerator.end_training()
 
 
 @contextmanager
@@ -155,7 +153,6 @@ def deepspeed_zero(task: Task, stage: int) -> Iterator[Step]:
         return loss.detach()
 
     yield step
-    engine.destroy()
 
 
 def peers() -> Mapping[str, Peer]:

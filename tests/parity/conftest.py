@@ -50,7 +50,7 @@ def reference(
     def of(model: str) -> Path:
         if model not in made:
             folder = tmp_path_factory.mktemp("reference") / model
-            trace(engine, job(MODELS[model]), layout({}, 1), tokens, STEPS, folder)
+            trace(engine, job(MODELS[model]), layout({}, 1), tokens, STEPS, folder, lambda: 0)
             made[model] = folder
         return made[model]
 
@@ -64,7 +64,8 @@ def against_one_process(
     """Trace a layout, maybe by a faulty entry point, and compare it with the reference."""
 
     def run(model: str, how: Layout, entry: str = f"{CHECK_WORKER}:main") -> Comparison:
-        trace(engine, job(MODELS[model]), how, tokens, STEPS, tmp_path / "layout", entry)
+        folder = tmp_path / "layout"
+        trace(engine, job(MODELS[model]), how, tokens, STEPS, folder, lambda: 0, entry)
         return compare(reference(model), tmp_path / "layout", Limits())
 
     return run

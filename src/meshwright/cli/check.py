@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -35,9 +36,14 @@ def check(
     console = log_console()
     job = load_job(job_file, override)
     layout = job.layout.model_copy(update={"precision": "fp32"})
-    with LocalEngine.start(CHECK_WORKER) as engine, tempfile.TemporaryDirectory() as scratch:
+    with (
+        StopSignals() as signals,
+        LocalEngine.start(CHECK_WORKER) as engine,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
         train_prefix = prepare_job(job, console).prepared.train_prefix
-        found = check_layout(engine, job, layout, train_prefix, steps, Path(scratch))
+        signals.only_count()
+        found = check_layout(engine, job, layout, train_prefix, steps, Path(scratch), signals.count)
     if as_json:
         print_json(found.as_json())
     else:
@@ -46,15 +52,21 @@ def check(
 
 
 def check_layout(
-    engine: LocalEngine, job: Job, layout: Layout, train_prefix: Path, steps: int, scratch: Path
+    engine: LocalEngine,
+    job: Job,
+    layout: Layout,
+    train_prefix: Path,
+    steps: int,
+    scratch: Path,
+    stop_requests: Callable[[], int],
 ) -> Comparison:
     """Trace `steps` steps of `job` in one process and under `layout`, and compare.
 
-    Raises RunError if either run fails.
+    Raises RunError if either run fails, KeyboardInterrupt if it was asked to stop.
     """
     alone = Layout(micro_batch=layout.micro_batch)
-    trace(engine, job, alone, train_prefix, steps, scratch / "reference")
-    trace(engine, job, layout, train_prefix, steps, scratch / "layout")
+    for name, how in (("reference", alone), ("layout", layout)):
+        trace(engine, job, how, train_prefix, steps, scratch / name, stop_requests)
     return compare(scratch / "reference", scratch / "layout", Limits())
 
 
@@ -65,11 +77,13 @@ def trace(
     train_prefix: Path,
     steps: int,
     folder: Path,
+    stop_requests: Callable[[], int],
     entry: str = f"{CHECK_WORKER}:main",
 ) -> None:
     """Run `steps` steps of `job` under `layout` and leave in `folder` what `compare` reads.
 
-    `entry` is what the workers run. Raises RunError if a rank fails.
+    `entry` is what the workers run. Raises RunError if a rank fails, KeyboardInterrupt if it was
+    asked to stop.
     """
     args = {
         "job": job.model_copy(update={"layout": layout}).model_dump(mode="json"),
@@ -77,9 +91,9 @@ def trace(
         "steps": steps,
         "out_dir": str(folder),
     }
-    with RunDir.create_at(folder) as rundir, StopSignals() as signals:
+    with RunDir.create_at(folder) as rundir:
         outcome = conductor.run(
-            engine, rundir, entry, layout.world, args, lambda _: None, signals.count
+            engine, rundir, entry, layout.world, args, lambda _: None, stop_requests
         )
         if outcome.status is Status.INTERRUPTED:
             raise KeyboardInterrupt

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,16 +40,17 @@ class Session:
     job: Job
     data: JobData
     console: Console
+    signals: StopSignals  # entered
 
     def run(self, checkpoint: Path | None) -> Outcome:
         """Train to the end, from `checkpoint` if there is one; then write model and report."""
         plan = describe_plan(self.job)
-        with StopSignals() as signals:
-            self._write_inputs(plan)
-            outcome = self._train(plan, checkpoint, signals.count)
-            if outcome.status is Status.FINISHED:
-                self.export()
-            self._report()
+        self.signals.only_count()
+        self._write_inputs(plan)
+        outcome = self._train(plan, checkpoint)
+        if outcome.status is Status.FINISHED:
+            self.export()
+        self._report()
         return outcome
 
     def export(self) -> None:
@@ -72,15 +73,17 @@ class Session:
 
     def finish(self) -> Outcome:
         """For a run that was stopped after its last step: write what it still owes."""
-        with StopSignals():
-            self.export()
-            self._report()
+        self.signals.only_count()
+        self.export()
+        self._report()
         return Outcome(Status.FINISHED, self.job.job.steps, 0.0, None)
 
-    def _train(
-        self, plan: dict[str, Any], checkpoint: Path | None, stop_requests: Callable[[], int]
-    ) -> Outcome:
-        resumed_from = None if checkpoint is None else Reader(checkpoint).step
+    def _train(self, plan: dict[str, Any], checkpoint: Path | None) -> Outcome:
+        resumed_from = None
+        if checkpoint is not None:
+            reader = Reader(checkpoint)
+            resumed_from = reader.step
+            self.rundir.restore(reader.meta.get("said", ()))
         self.rundir.drop_metrics_after(resumed_from or 0)
         with LiveView(self.job, plan, self.console) as view:
 
@@ -95,7 +98,7 @@ class Session:
                 self.job.layout.world,
                 self._args(checkpoint),
                 on_event,
-                stop_requests,
+                self.signals.count,
                 started={"layout": self.job.layout.label, "resumed_from": resumed_from},
             )
 

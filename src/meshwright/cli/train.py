@@ -18,6 +18,7 @@ from meshwright.cli.session import IDENTITY_FILE, MODEL_FOLDER, WORKER, Session
 from meshwright.conduct.conductor import Outcome, Status
 from meshwright.conduct.local import LocalEngine
 from meshwright.conduct.rundir import RunDir
+from meshwright.conduct.signals import StopSignals
 from meshwright.plan.job import check_resume, load_job
 from meshwright.watch.history import read_run
 from meshwright.watch.summary import summary
@@ -39,17 +40,22 @@ def train(
     console = log_console()
     if resume and run_dir:
         raise InputError("--run-dir: a resumed run keeps its folder; leave one of the two out")
-    if resume:
-        outcome, run = _go_on(target, override, console)
-    else:
-        outcome, run = _start(target, override, run_dir, console)
+    with StopSignals() as signals:
+        if resume:
+            outcome, run = _go_on(target, override, console, signals)
+        else:
+            outcome, run = _start(target, override, run_dir, console, signals)
     if as_json:
         print_json(summary(read_run(run)))
     return _conclude(run, outcome, console)
 
 
 def _start(
-    job_file: Path, override: list[str] | None, run_dir: Path | None, console: Console
+    job_file: Path,
+    override: list[str] | None,
+    run_dir: Path | None,
+    console: Console,
+    signals: StopSignals,
 ) -> tuple[Outcome, Path]:
     if job_file.is_dir():
         raise InputError(f"{job_file}: a folder; give a job file, or --resume to go on with a run")
@@ -60,10 +66,13 @@ def _start(
         data = prepare_job(job, console)
         made = RunDir.create_at(run_dir) if run_dir else RunDir.create(_RUNS, job.job.name)
         with made as rundir:
-            return Session(engine, rundir, job, data, console).run(None), rundir.path
+            session = Session(engine, rundir, job, data, console, signals)
+            return session.run(None), rundir.path
 
 
-def _go_on(run: Path, override: list[str] | None, console: Console) -> tuple[Outcome, Path]:
+def _go_on(
+    run: Path, override: list[str] | None, console: Console, signals: StopSignals
+) -> tuple[Outcome, Path]:
     with RunDir.open_existing(run) as rundir, LocalEngine.start(WORKER) as engine:
         job = load_job(run / "job.toml", override)
         check_resume(load_job(run / "job.toml"), job)
@@ -78,7 +87,7 @@ def _go_on(run: Path, override: list[str] | None, console: Console) -> tuple[Out
             )
         data = prepare_job(job, console)
         _refuse_changed_data(run, data)
-        session = Session(engine, rundir, job, data, console)
+        session = Session(engine, rundir, job, data, console, signals)
         return (session.finish() if done else session.run(checkpoint.path)), run
 
 

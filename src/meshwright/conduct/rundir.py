@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -140,6 +140,19 @@ class RunDir:
         """Forget the steps after `step`, which a resumed run does again."""
         kept = (line for line in read_lines(self.metrics) if line["step"] <= step)
         _replace(self.metrics, b"".join(map(encode, kept)))
+
+    def restore(self, said: Iterable[Message]) -> None:
+        """Write down METRICS and EVALUATED messages that a checkpoint has kept, where they are
+        missing: an earlier conductor may have died with them in its hands."""
+        known = {(Kind.METRICS, line["step"]) for line in read_lines(self.metrics)}
+        known |= {(event["kind"], event.get("step")) for event in read_lines(self.events)}
+        for message in said:
+            if (message["kind"], message["step"]) in known:
+                continue
+            if message["kind"] == Kind.METRICS:
+                self.append_metrics(message)
+            else:
+                self.append_event(message)
 
     def close(self) -> None:
         """Let go of the lock. Closing twice is allowed."""

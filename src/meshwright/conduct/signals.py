@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a lost terminal as requests to stop a run, counted instead of raised."""
+"""Ctrl-C, SIGTERM and a lost terminal as requests to stop: raised before a run, counted in it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,30 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignals:
-    """While it is entered, SIGINT, SIGTERM and SIGHUP are counted. Only on the main thread.
+    """While it is entered, SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt, until `only_count`.
+    Only on the main thread.
 
     `count` is what `conductor.run` takes as `stop_requests`.
     """
 
     def __init__(self) -> None:
         self._count = 0
+        self._raises = True
         self._before: dict[signal.Signals, Any] = {}
 
     def count(self) -> int:
         """How many requests have come so far."""
         return self._count
+
+    def only_count(self) -> None:
+        """From now on requests are counted alone.
+
+        Raises KeyboardInterrupt if one has come already: Python drops an exception that is raised
+        while a finalizer runs, and the user has asked all the same.
+        """
+        self._raises = False
+        if self._count:
+            raise KeyboardInterrupt
 
     def __enter__(self) -> Self:
         for number in _STOPPING:
@@ -39,3 +51,5 @@ class StopSignals:
 
     def _take(self, _number: int, _frame: FrameType | None) -> None:
         self._count += 1
+        if self._raises:
+            raise KeyboardInterrupt

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from meshwright.base.errors import RunError
 from meshwright.base.events import EventWriter, Kind, Metrics, RankProfile
@@ -52,6 +53,7 @@ class TrainLoop:
         self.job, self.mesh = trainer.job, trainer.mesh
         self.stop = StopFlag()
         self._profile = _ProfileSums()
+        self._said: list[dict[str, object]] = []  # since the last checkpoint, which keeps it
 
     def run(self, first_step: int) -> None:
         """Take steps `first_step` + 1 to the last. Raises RunError if the loss is not finite."""
@@ -107,16 +109,22 @@ class TrainLoop:
             comm_wait_s=spent.get("comm", 0.0),
             predicted_step_time_s=None,
         )
-        self.events.emit(Kind.METRICS, **asdict(metrics))
+        self._say(Kind.METRICS, **asdict(metrics))
+
+    def _say(self, kind: Kind, **fields: Any) -> None:
+        """Emit what a resumed run would miss if the conductor died before it was written down."""
+        self._said.append({"kind": kind, **fields})
+        self.events.emit(kind, **fields)
 
     def _evaluate(self, step: int) -> None:
         found = self.trainer.evaluate(held_out_batches(self.job, self.mesh, self.inputs.held_out))
         if self.mesh.rank == 0:
-            self.events.emit(Kind.EVALUATED, step=step, **asdict(found), **self.inputs.baselines)
+            self._say(Kind.EVALUATED, step=step, **asdict(found), **self.inputs.baselines)
 
     def _save(self, step: int) -> None:
         start, root = time.perf_counter(), self.inputs.checkpoints
         saved = save(root, step, self.mesh, owned_state(self.trainer), self._meta(step))
+        self._said = []
         if saved is not None:
             store.retain(root, self.job.checkpoint.keep)
             self.events.emit(
@@ -131,6 +139,7 @@ class TrainLoop:
             "seed": self.job.job.seed,
             "data_position": step * self.job.data.global_batch,
             "layout": self.job.layout.label,
+            "said": self._said,
         }
 
     def _report_profile(self, step: int) -> None:

@@ -265,6 +265,7 @@ def test_an_error_of_the_view_leaves_no_worker(scene: Scene) -> None:
 def test_ctrl_c_and_sigterm_are_counted_and_given_back() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with StopSignals() as stops:
+        stops.only_count()
         assert stops.count() == 0
         for number, expected in ((signal.SIGINT, 1), (signal.SIGTERM, 2)):
             os.kill(os.getpid(), number)
@@ -273,3 +274,14 @@ def test_ctrl_c_and_sigterm_are_counted_and_given_back() -> None:
                 pass
             assert stops.count() == expected
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_before_a_run_a_request_is_raised_and_never_lost() -> None:
+    with StopSignals() as stops:
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(10_000_000):  # until the interpreter looks
+                pass
+        # As if it had been dropped: the run does not begin.
+        with pytest.raises(KeyboardInterrupt):
+            stops.only_count()

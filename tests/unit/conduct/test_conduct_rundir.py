@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,3 +146,23 @@ def test_whole_files_and_a_full_disk(tmp_path: Path) -> None:
         run.metrics.symlink_to("/dev/full")
         with pytest.raises(RunError, match=r"metrics\.jsonl: cannot be written \(No space left"):
             metrics(run, 1)
+
+
+def test_what_a_checkpoint_kept_is_written_down_once(tmp_path: Path) -> None:
+    """The conductor died with step 3 and its evaluation unwritten; the checkpoint has both."""
+    said: list[dict[str, Any]] = [
+        *({"kind": Kind.METRICS, "step": step, "loss": 1.0 / step} for step in (1, 2, 3)),
+        {"kind": Kind.EVALUATED, "step": 3, "loss": 0.5},
+    ]
+    with RunDir.create_at(tmp_path / "run") as rundir:
+        rundir.append_event({"kind": Kind.RUN_STARTED})
+        for message in said[:2]:
+            rundir.append_metrics(message)
+    for _ in range(2):
+        with RunDir.open_existing(tmp_path / "run") as rundir:
+            rundir.restore(said)
+            steps = [line["step"] for line in read_lines(rundir.metrics)]
+            events = list(read_lines(rundir.events))
+        assert steps == [1, 2, 3]
+        assert [event["kind"] for event in events] == [Kind.RUN_STARTED, Kind.EVALUATED]
+        assert [event["seq"] for event in events] == [1, 2]

@@ -33,7 +33,7 @@ def test_ids_above_the_int16_range_keep_their_value() -> None:
 
 
 def test_store_too_small_for_a_window_is_refused() -> None:
-    with pytest.raises(DataError, match=r"4 tokens are too few .*data\.seq_len = 4.*lower"):
+    with pytest.raises(DataError, match=r"4 tokens, too few .*data\.seq_len = 4.*lower"):
         Windows(counting_store(4), 4)
 
 
