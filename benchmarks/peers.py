@@ -1,9 +1,9 @@
 """The trainers that are compared: each takes the same step with the same modules on two ranks.
 
-A peer is a context manager that gives a `Step`, and that its process never leaves. RANK, WORLD_SIZE,
-MASTER_ADDR and MASTER_PORT are set as torchrun sets them. Every peer gets torch's fused AdamW; else
-its defaults hold. Ours also agrees on the loss of all ranks in every step; the others' is summed up
-at the end, outside the timing. A library is imported in its own function: the others run without.
+A peer is a context manager that gives a `Step` and that its process never leaves. RANK, WORLD_SIZE,
+MASTER_ADDR and MASTER_PORT are set as by torchrun. Every peer gets torch's fused AdamW; else its
+defaults hold. Ours also agrees on the loss of all ranks in every step; the others' is summed up at
+the end, outside the timing. A library is imported in its own function: the others run without it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from workload import Load, build_job, plain_adamw, plain_model, worker_context
 
 from meshwright.plan.job import Job
@@ -104,7 +105,7 @@ def torch_ddp(task: Task) -> Iterator[Step]:
 @contextmanager
 def accelerate_fsdp2(task: Task) -> Iterator[Step]:
     """Hugging Face Accelerate with FSDP2, every layer a unit of its own."""
-    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+    from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
 
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
@@ -112,9 +113,15 @@ def accelerate_fsdp2(task: Task) -> Iterator[Step]:
         transformer_cls_names_to_wrap=["Block"],
     )
     accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    # Accelerate takes no notice of the plugin on a CPU and falls back to DDP without a word, though
+    # its FSDP2 code runs there. These two attributes are what it sets elsewhere.
+    accelerator.state.distributed_type = DistributedType.FSDP
+    accelerator.state.fsdp_plugin = plugin
     job = task.job(task.world)
     model = plain_model(job.model)
     model, optimizer = accelerator.prepare(model, plain_adamw(model.parameters(), job.optimizer))
+    if not issubclass(kind := type(model), FSDPModule):
+        raise RuntimeError(f"Accelerate made a {kind.__name__}: nothing is sharded")
 
     def step(_number: int, tokens: Tensor) -> Tensor:
         optimizer.zero_grad()

@@ -59,7 +59,7 @@ def main() -> None:
         if rank == 0:
             found = {"step_s": times, "losses": losses, "versions": versions()}
             options.out.write_text(json.dumps(found), encoding="utf-8")
-        os._exit(0)  # taking gloo groups down hangs now and then, with FSDP2's at least
+        os._exit(0)  # taking gloo groups down hangs now and then, Accelerate's for one
 
 
 if __name__ == "__main__":

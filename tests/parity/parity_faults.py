@@ -46,14 +46,14 @@ def stage_clipped_by_its_own_norm(context: WorkerContext) -> None:
     """Each pipeline stage scales by the norm of its own gradients."""
 
     def breaker(right: Any) -> Any:
-        def wrong(groups: list[FlatGroup], agreed: gradients.Vote, clip: float) -> None:
-            own = math.sqrt(sum(float(g.grad.double().square().sum()) for g in groups))
-            norm = own / agreed.tokens
-            right(groups, gradients.Vote(agreed.loss, agreed.tokens, norm, agreed.stop), clip)
+        def wrong(self: trainer.Trainer, step: int, agreed: gradients.Vote) -> None:
+            squares = sum(float(g.grad.double().square().sum()) for g in self.data.groups)
+            norm = math.sqrt(squares) / agreed.tokens
+            right(self, step, gradients.Vote(agreed.loss, agreed.tokens, norm, agreed.stop))
 
         return wrong
 
-    _break(trainer, "scale_gradients", breaker)
+    _break(trainer.Trainer, "update", breaker)
     check.main(context)
 
 

@@ -14,7 +14,7 @@ import torch
 from meshwright.base.events import WorkerContext
 from meshwright.plan.job import Job
 from meshwright.train.batches import held_out_batches, step_batches
-from meshwright.train.gradients import finish_gradients, scale_gradients, vote
+from meshwright.train.gradients import finish_gradients, gradient_divisor, vote
 from meshwright.train.loss import IGNORE
 from meshwright.train.mesh import Mesh
 from meshwright.train.optim import learning_rate
@@ -44,8 +44,8 @@ def global_norm(context: WorkerContext) -> None:
         group = trainer.data.groups[-1]
         group.grad[0] = context.args["norms"][mesh.at.pp]
         agreed = vote(trainer.data.groups, StepSums(torch.zeros(()), 1), mesh, stop=False)
-        scale_gradients(trainer.data.groups, agreed, clip=1.0)
-        return [agreed.grad_norm * agreed.tokens, float(group.grad[0]) * agreed.tokens]
+        clipped = float(group.grad[0]) / gradient_divisor(agreed, clip=1.0)
+        return [agreed.grad_norm * agreed.tokens, clipped * agreed.tokens]
 
     _on_rank(context, work)
 
@@ -60,8 +60,8 @@ def tied_gradient(context: WorkerContext) -> None:
         mesh.dp_replicate.all_reduce(tied.grad)
         finish_gradients(trainer.data.groups, mesh)
         agreed = vote(trainer.data.groups, StepSums(torch.zeros(()), 1), mesh, stop=False)
-        scale_gradients(trainer.data.groups, agreed, clip=1e9)
-        return [agreed.tokens, sorted(set(tied.grad[: tied.used].tolist()))]
+        mean = tied.grad[: tied.used] / gradient_divisor(agreed, clip=1e9)
+        return [agreed.tokens, sorted(set(mean.tolist()))]
 
     _on_rank(context, work)
 

@@ -79,8 +79,7 @@ def vote(groups: list[FlatGroup], sums: StepSums, mesh: Mesh, stop: bool) -> Vot
     return Vote(loss / count, int(tokens), math.sqrt(squares) / count, stops > 0)
 
 
-def scale_gradients(groups: list[FlatGroup], agreed: Vote, clip: float) -> None:
-    """Turn sums into means, scaled down to norm `clip` where the global norm exceeds it."""
-    factor = min(1.0, clip / agreed.grad_norm) if agreed.grad_norm > 0 else 1.0
-    for group in groups:
-        group.grad.mul_(factor / max(agreed.tokens, 1))
+def gradient_divisor(agreed: Vote, clip: float) -> float:
+    """What the summed gradients are divided by: the valid tokens, and more where the norm of their
+    mean exceeds `clip`, so that it comes to `clip`."""
+    return max(agreed.tokens, 1) * max(1.0, agreed.grad_norm / clip)

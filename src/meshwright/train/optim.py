@@ -56,17 +56,17 @@ class MasterOptimizer:
                     part = _Part(group.master[run], group.grad[run], m[run], v[run], updates)
                     parts.append(part)
 
-    def step(self, lr: float) -> None:
-        """Update every master shard by its gradient."""
-        self._update(self._decayed, lr, self._settings.weight_decay)
-        self._update(self._plain, lr, 0.0)
+    def step(self, lr: float, divisor: float = 1.0) -> None:
+        """Update every master shard by its gradient, which is divided by `divisor` in place."""
+        self._update(self._decayed, lr, self._settings.weight_decay, divisor)
+        self._update(self._plain, lr, 0.0, divisor)
 
     def set_updates_done(self, updates: int) -> None:
         """After a resume: how many updates the moments have seen (bias correction)."""
         for part in (*self._decayed, *self._plain):
             part.updates.fill_(updates)
 
-    def _update(self, parts: list[_Part], lr: float, weight_decay: float) -> None:
+    def _update(self, parts: list[_Part], lr: float, weight_decay: float, divisor: float) -> None:
         if not parts:
             return
         for part in parts:
@@ -86,4 +86,6 @@ class MasterOptimizer:
             eps=self._settings.eps,
             amsgrad=False,
             maximize=False,
+            # One pass over the gradients fewer than scaling them first.
+            grad_scale=torch.tensor(divisor, device=parts[0].master.device),
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 from meshwright.plan.job import Job
 from meshwright.plan.layout import stage_layers
 from meshwright.plan.schedule import Action, one_f_one_b
-from meshwright.train.gradients import Vote, finish_gradients, scale_gradients, vote
+from meshwright.train.gradients import Vote, finish_gradients, gradient_divisor, vote
 from meshwright.train.mesh import Mesh
 from meshwright.train.nn.decoder import Decoder
 from meshwright.train.optim import MasterOptimizer, learning_rate
@@ -63,8 +63,8 @@ class Trainer:
     def update(self, step: int, agreed: Vote) -> None:
         """Clip and apply the gradients of step `step` (from 0)."""
         settings = self.job.optimizer
-        scale_gradients(self.data.groups, agreed, settings.grad_clip)
-        self.optimizer.step(learning_rate(settings, step, self.job.job.steps))
+        rate = learning_rate(settings, step, self.job.job.steps)
+        self.optimizer.step(rate, gradient_divisor(agreed, settings.grad_clip))
         self.data.refresh()
 
     def evaluate(self, batches: Tensor) -> Evaluation:

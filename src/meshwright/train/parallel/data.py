@@ -71,7 +71,7 @@ class DataParallel:
             group.release()
 
     def begin_step(self) -> None:
-        """Forget all gradients."""
+        """The next gradients replace those of the step before."""
         for group in self.groups:
             group.begin_step()
 

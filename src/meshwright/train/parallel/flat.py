@@ -80,26 +80,20 @@ class FlatGroup:
         )
         self._full_grad: Tensor | None = None
         self._gathered = True
-        self._reduce_now = False
+        self._fresh = self._reduce_now = False
         self._reduction: Pending | None = None
         self._waiting: set[str] = set()
-        self._hooked = not shares_master or replicas.size > 1
-        self._attach(accumulate_in_place=shares_master)
+        self._attach()
 
-    def _attach(self, accumulate_in_place: bool) -> None:
+    def _attach(self) -> None:
         for slot, start in zip(self.slots, self.starts, strict=True):
             view = slice(start, start + slot.numel)
             # `.data` has a version of its own: gathering again between a forward and its backward
             # writes the same numbers, which autograd must not take for a change.
             parameter = nn.Parameter(self.full[view].view(slot.shape).data)
             setattr(slot.module, slot.attribute, parameter)
-            if accumulate_in_place:
-                parameter.grad = self.grad[view].view(slot.shape)
-            if self._hooked:
-                hook = partial(
-                    self._on_grad, name=slot.name, view=view, in_place=accumulate_in_place
-                )
-                parameter.register_post_accumulate_grad_hook(hook)
+            hook = partial(self._on_grad, name=slot.name, view=view)
+            parameter.register_post_accumulate_grad_hook(hook)
 
     # Gathering and releasing the full weights
 
@@ -131,13 +125,13 @@ class FlatGroup:
     # Gradients
 
     def begin_step(self) -> None:
-        """Forget the gradients of the step before."""
-        self.grad.zero_()
+        """The next gradients replace those of the step before."""
+        self._fresh = True
 
     def begin_backward(self, last: bool) -> None:
         """The next backward pass is a micro-batch's; `last` of the step starts the reduction."""
         self._reduce_now = last
-        self._waiting = {slot.name for slot in self.slots} if self._hooked else set()
+        self._waiting = {slot.name for slot in self.slots}
 
     def end_backward(self) -> None:
         """That backward pass is over. Raises RunError if a parameter got no gradient: its group
@@ -145,32 +139,39 @@ class FlatGroup:
         if self._waiting:
             raise RunError(f"no gradient reached {', '.join(sorted(self._waiting))}")
 
-    def _on_grad(self, parameter: Tensor, name: str, view: slice, in_place: bool) -> None:
+    def _on_grad(self, parameter: Tensor, name: str, view: slice) -> None:
         """Autograd has the gradient of one slot for this micro-batch."""
-        if not in_place:
-            assert parameter.grad is not None
-            self._accumulator()[view].add_(parameter.grad.flatten())
-            parameter.grad = None
+        assert parameter.grad is not None
+        target = self._micro_batch_grad()[view].view(parameter.shape)
+        if self._fresh or self.sharded:
+            target.copy_(parameter.grad)
+        else:
+            target.add_(parameter.grad)
+        parameter.grad = None
         self._waiting.remove(name)
         if not self._waiting:
             self._all_grads_here()
 
-    def _accumulator(self) -> Tensor:
+    def _micro_batch_grad(self) -> Tensor:
+        """Where gradients go as they come: sharded ones into a buffer that lives for one pass."""
         if not self.sharded:
             return self.grad
         if self._full_grad is None:
             size = self.shard_size * self.shards.size
-            self._full_grad = torch.zeros(size, device=self.grad.device)
+            self._full_grad = torch.empty(size, device=self.grad.device)
+            self._full_grad[self.used :].zero_()
         return self._full_grad
 
     def _all_grads_here(self) -> None:
         if self._full_grad is not None:
-            part = torch.empty_like(self.grad)
+            part = self.grad if self._fresh else torch.empty_like(self.grad)
             self.shards.reduce_scatter(part, self._full_grad)
-            self.grad.add_(part)
+            if not self._fresh:
+                self.grad.add_(part)
             self._full_grad = None
             if self._release_early:
                 self.release()
+        self._fresh = False
         if self._reduce_now:
             self._reduction = self.replicas.start_all_reduce(self.grad)
 
