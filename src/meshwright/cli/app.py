@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TextIO
 
 import typer
 
@@ -36,7 +37,7 @@ def run() -> int:
     except typer.Abort:
         raise KeyboardInterrupt from None
     except BrokenPipeError:  # whoever read our output has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         return 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -48,5 +49,10 @@ def _complain(line: str, exit_code: int) -> int:
     try:
         typer.echo(f"error: {' '.join(line.split())}", err=True)
     except OSError:  # nobody is there to read it; the exit code still tells
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        _discard(sys.stderr)
     return exit_code
+
+
+def _discard(stream: TextIO) -> None:
+    """What is still to be written to `stream` goes nowhere; Python flushes it on its way out."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -73,7 +73,7 @@ def _start(
 def _go_on(
     run: Path, override: list[str] | None, console: Console, signals: StopSignals
 ) -> tuple[Outcome, Path]:
-    with RunDir.open_existing(run) as rundir, LocalEngine.start(WORKER) as engine:
+    with RunDir.open_existing(run) as rundir:
         job = load_job(run / "job.toml", override)
         check_resume(load_job(run / "job.toml"), job)
         checkpoint = latest(rundir.checkpoints)
@@ -85,10 +85,11 @@ def _go_on(
                 f"{run}: has done all of job.steps = {job.job.steps}; "
                 f"go further with -o job.steps={2 * job.job.steps}"
             )
-        data = prepare_job(job, console)
-        _refuse_changed_data(run, data)
-        session = Session(engine, rundir, job, data, console, signals)
-        return (session.finish() if done else session.run(checkpoint.path)), run
+        with LocalEngine.start(WORKER) as engine:  # only for a run that will be gone on with
+            data = prepare_job(job, console)
+            _refuse_changed_data(run, data)
+            session = Session(engine, rundir, job, data, console, signals)
+            return (session.finish() if done else session.run(checkpoint.path)), run
 
 
 def _refuse_changed_data(run: Path, data: JobData) -> None:

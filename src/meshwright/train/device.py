@@ -13,7 +13,7 @@ _TRIALS = 5
 
 def threads_per_worker(world: int) -> int:
     """CPU threads for each of `world` workers on the cores this process may use."""
-    return max(1, len(os.sched_getaffinity(0)) // world)
+    return max(1, _cores() // world)
 
 
 def measure_peak_flops(dtype: torch.dtype, world: int) -> float:
@@ -25,8 +25,13 @@ def measure_peak_flops(dtype: torch.dtype, world: int) -> float:
     a = torch.randn(_SIZE, _SIZE).to(dtype)
     a @ a
     best_s = min(_time_product(a) for _ in range(_TRIALS))
-    cores_each = len(os.sched_getaffinity(0)) / world
+    cores_each = _cores() / world
     return 2 * _SIZE**3 / best_s * min(1.0, cores_each)
+
+
+def _cores() -> int:
+    """Cores that this process may use; a task set or a container may hold it to a few."""
+    return len(os.sched_getaffinity(0))
 
 
 def _time_product(a: torch.Tensor) -> float:
