@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup train check test golden docs bench
+.PHONY: setup train check test test-all golden docs bench
 
 setup: $(READY)
 
@@ -28,6 +28,10 @@ check: setup
 test: check
 	$(BIN)/pytest
 
+# Everything, with every row of the acceptance matrix, whose table is written to docs/parity.md.
+test-all: check
+	PARITY=all PARITY_TABLE=docs/parity.md $(BIN)/pytest
+
 # Write the golden texts anew after a change that is meant, then review their diff.
 golden: setup
 	REGENERATE_GOLDEN=1 $(BIN)/pytest tests/golden/test_golden.py
@@ -39,4 +43,5 @@ docs: setup
 # Refreshes benchmarks/RESULTS.md; the peers get an environment of their own.
 bench: setup
 	$(BIN)/python benchmarks/step_overhead.py --write
+	$(BIN)/python benchmarks/axes.py --write
 	$(BIN)/python benchmarks/peers_train.py --setup --write

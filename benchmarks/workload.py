@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from meshwright.base.events import WorkerContext
@@ -18,6 +19,7 @@ from meshwright.plan.job import DataSection, Job, JobSection, OptimizerSection
 from meshwright.plan.layout import Layout
 from meshwright.train.init import initial_values
 from meshwright.train.nn.decoder import Decoder
+from meshwright.train.nn.passing import Pass
 
 SEED = 0
 _CORPUS_FILES = 60
@@ -76,9 +78,19 @@ def batches(load: Load, steps: int) -> Tensor:
     return tokens
 
 
-def plain_model(spec: ModelSpec) -> Decoder:
-    """The modules of our trainer without its parallelism, with the weights it begins with."""
-    model = Decoder(spec)
+class PlainModel(Decoder):
+    """The modules of our trainer without its parallelism: tokens [batch, seq] to logits."""
+
+    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override] # a model of its own
+        """Logits [batch, seq, vocab]."""
+        order = torch.arange(tokens.shape[1])
+        about = Pass(self.rope_at(order), order)
+        return F.linear(super().forward(tokens, about), self.head_weight)
+
+
+def plain_model(spec: ModelSpec) -> PlainModel:
+    """A plain model with the weights that our trainer begins with."""
+    model = PlainModel(spec)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             values = initial_values(spec, SEED, name, torch.arange(parameter.numel()))

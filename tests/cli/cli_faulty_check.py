@@ -18,8 +18,8 @@ def main(context: WorkerContext) -> None:
 
     honest = Trainer.gradients
 
-    def twice(trainer: Trainer, *args: Any) -> Any:
-        agreed = honest(trainer, *args)
+    def twice(trainer: Trainer, *args: Any, **more: Any) -> Any:
+        agreed = honest(trainer, *args, **more)
         for group in trainer.data.groups:
             group.grad.mul_(2)
         return agreed

@@ -63,7 +63,7 @@ def test_transformers_computes_our_logits(run: Path) -> None:
     ours, theirs = trained(run), load(run / "model")
     tokens = torch.randint(320, (2, 64), generator=torch.manual_seed(0))
     with torch.inference_mode():
-        expected, found = ours(tokens), theirs(tokens).logits
+        expected, found = ours.logits(tokens), theirs(tokens).logits
     assert expected.std() > 0.01
     assert (expected - found).abs().max() < TOLERANCE
 

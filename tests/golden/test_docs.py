@@ -39,14 +39,15 @@ def test_files_that_a_document_names_exist(document: Path) -> None:
     assert [path for path in sorted(_paths(_text(document))) if not (ROOT / path).exists()] == []
 
 
-def test_the_howto_names_files_to_touch() -> None:
-    assert len(_paths(_text(ROOT / "docs/howto/add-a-model.md"))) >= 10
+@pytest.mark.parametrize("howto", ["add-a-model", "add-a-parallelism"])
+def test_a_howto_names_files_to_touch(howto: str) -> None:
+    assert len(_paths(_text(ROOT / f"docs/howto/{howto}.md"))) >= 10
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
 def test_make_targets_that_a_document_names_exist(document: Path) -> None:
-    targets = set(re.findall(r"^([a-z]+):", _text(ROOT / "Makefile"), re.MULTILINE))
-    named = set(re.findall(r"(?:^|`)make ([a-z]+)", _text(document), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", _text(ROOT / "Makefile"), re.MULTILINE))
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", _text(document), re.MULTILINE))
     assert named <= targets
 
 
@@ -80,5 +81,5 @@ def test_a_key_of_the_job_file_stands_in_the_readme_with_its_default(
 
 
 def test_the_readme_names_no_key_that_is_not_there() -> None:
-    named = set(re.findall(r"^\| `([a-z_.]+)` \|", README, re.MULTILINE))
+    named = set(re.findall(r"^\| `([a-z0-9_.]+)` \|", README, re.MULTILINE))
     assert named - {"model.preset"} == set(_keys())

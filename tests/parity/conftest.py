@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from parity_jobs import MODELS, job, layout, write_tokens
+from parity_jobs import Tokens, layout, model_job, on_layout, write_tokens
+from parity_table import Table
 
 from meshwright.cli.check import CHECK_WORKER, trace
 from meshwright.conduct.local import LocalEngine
 from meshwright.plan.layout import Layout
 from meshwright.train.compare import Comparison, Limits, compare
 
-STEPS = 3
+STEPS = 6
 HERE = Path(__file__).parent
 
 Compare = Callable[..., Comparison]
@@ -41,6 +42,15 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def table() -> Iterator[Table]:
+    """Results of the whole matrix; written to the file that PARITY_TABLE names, if any."""
+    rows = Table()
+    yield rows
+    if path := os.environ.get("PARITY_TABLE"):
+        rows.write(Path(path))
+
+
+@pytest.fixture(scope="session")
 def reference(
     engine: LocalEngine, tokens: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
@@ -50,7 +60,8 @@ def reference(
     def of(model: str) -> Path:
         if model not in made:
             folder = tmp_path_factory.mktemp("reference") / model
-            trace(engine, job(MODELS[model]), layout({}, 1), tokens, STEPS, folder, lambda: 0)
+            alone = layout({}, 1)
+            trace(engine, model_job(model), alone, Tokens(tokens), STEPS, folder, lambda: 0)
             made[model] = folder
         return made[model]
 
@@ -65,7 +76,8 @@ def against_one_process(
 
     def run(model: str, how: Layout, entry: str = f"{CHECK_WORKER}:main") -> Comparison:
         folder = tmp_path / "layout"
-        trace(engine, job(MODELS[model]), how, tokens, STEPS, folder, lambda: 0, entry)
+        checked = on_layout(model_job(model), how)
+        trace(engine, checked, how, Tokens(tokens), STEPS, folder, lambda: 0, entry)
         return compare(reference(model), tmp_path / "layout", Limits())
 
     return run
@@ -79,7 +91,7 @@ def on_ranks(engine: LocalEngine, tmp_path: Path) -> Callable[..., list[Any]]:
     def run(
         name: str, how: Layout, model: str = "untied", eval_sequences: int = 64, **args: Any
     ) -> list[Any]:
-        base = job(MODELS[model], job={"steps": 10, "eval_sequences": eval_sequences})
+        base = model_job(model, job={"steps": 10, "eval_sequences": eval_sequences})
         return run_on_ranks(engine, tmp_path, name, base, how, args)
 
     return run

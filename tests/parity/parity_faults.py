@@ -7,38 +7,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from meshwright.base.events import WorkerContext
-from meshwright.train import check, gradients, trainer, worker
+from meshwright.train import check, gradients, loss, trainer, worker
 from meshwright.train.comm import Axis, Pending
 from meshwright.train.loss import count_valid
 from meshwright.train.mesh import Mesh
-from meshwright.train.parallel import data, pipeline, tensor
+from meshwright.train.nn import dropout
+from meshwright.train.nn.decoder import Decoder
+from meshwright.train.parallel import data, reduce, tensor
 from meshwright.train.parallel.flat import FlatGroup
 
 
-def _break(owner: Any, name: str, breaker: Callable[[Any], Any]) -> None:
+def break_in(owner: Any, name: str, breaker: Callable[[Any], Any]) -> None:
     """Replace `owner.name` by what `breaker` makes of it."""
     setattr(owner, name, breaker(getattr(owner, name)))
 
 
-def gradient_scaled_by_tp(context: WorkerContext) -> None:
-    """The head gets tp times its gradient."""
+def scale_gradients(chosen: Callable[[str], bool], factor: Callable[[Mesh], float]) -> None:
+    """The gradients of the parameters whose name is `chosen` are multiplied by `factor`."""
 
     def breaker(right: Any) -> Any:
         def wrong(groups: list[FlatGroup], mesh: Mesh) -> None:
             right(groups, mesh)
             for group in groups:
                 for slot, here, _ in group.spans():
-                    if slot.name == "head.weight":
-                        group.grad[here] *= mesh.tp.size
+                    if chosen(slot.name):
+                        group.grad[here] *= factor(mesh)
 
         return wrong
 
-    _break(trainer, "finish_gradients", breaker)
+    break_in(trainer, "finish_gradients", breaker)
+
+
+def gradient_scaled_by_tp(context: WorkerContext) -> None:
+    """The head gets tp times its gradient."""
+    scale_gradients("head.weight".__eq__, lambda mesh: mesh.tp.size)
     check.main(context)
 
 
@@ -46,14 +54,14 @@ def stage_clipped_by_its_own_norm(context: WorkerContext) -> None:
     """Each pipeline stage scales by the norm of its own gradients."""
 
     def breaker(right: Any) -> Any:
-        def wrong(self: trainer.Trainer, step: int, agreed: gradients.Vote) -> None:
+        def wrong(self: trainer.Trainer, step: int, agreed: gradients.Vote) -> Any:
             squares = sum(float(g.grad.double().square().sum()) for g in self.data.groups)
             norm = math.sqrt(squares) / agreed.tokens
-            right(self, step, gradients.Vote(agreed.loss, agreed.tokens, norm, agreed.stop))
+            return right(self, step, replace(agreed, grad_norm=norm))
 
         return wrong
 
-    _break(trainer.Trainer, "update", breaker)
+    break_in(trainer.Trainer, "update", breaker)
     check.main(context)
 
 
@@ -69,7 +77,7 @@ def _find_axis(name: str) -> list[Axis]:
 
         return build
 
-    _break(worker, "build_mesh", breaker)
+    break_in(worker, "build_mesh", breaker)
     return found
 
 
@@ -83,11 +91,12 @@ def _parts_not_summed_over(name: str) -> None:
 
         return wrong
 
-    _break(gradients, "_sum_over", breaker)
+    break_in(gradients, "_sum_over", breaker)
 
 
 def norms_not_summed_over_tp(context: WorkerContext) -> None:
-    """Under sequence parallelism each tp rank keeps the norm gradients of its own slice."""
+    """Under sequence parallelism each tp rank keeps the norm gradients of its own slice; without
+    it, those of what it holds whole inside the split region."""
     _parts_not_summed_over("tp")
     check.main(context)
 
@@ -98,9 +107,15 @@ def tied_ends_not_summed(context: WorkerContext) -> None:
     check.main(context)
 
 
+def tied_ends_of_one_rank_not_summed(context: WorkerContext) -> None:
+    """A rank that runs both ends of a V does the same."""
+    break_in(gradients, "_sum_tied", lambda _: lambda _ends, _copies: None)
+    check.main(context)
+
+
 def replicas_not_summed(context: WorkerContext) -> None:
-    """Data-parallel replicas go on with their own gradients."""
-    axes = _find_axis("dp_replicate")
+    """Replicas of the weights, over dp_replicate or cp, go on with their own gradients."""
+    axes = _find_axis("replicas")
 
     def breaker(right: Any) -> Any:
         def wrong(self: Axis, x: Tensor) -> Pending:
@@ -109,22 +124,28 @@ def replicas_not_summed(context: WorkerContext) -> None:
 
         return wrong
 
-    _break(Axis, "start_all_reduce", breaker)
+    break_in(Axis, "start_all_reduce", breaker)
     check.main(context)
 
 
 def shards_averaged(context: WorkerContext) -> None:
-    """Reduce-scatter takes the mean over dp_shard where the sum is due."""
+    """Reduce-scatter takes the mean over the shards, of dp_shard or cp, where the sum is due."""
 
     def breaker(right: Any) -> Any:
-        def wrong(self: Axis, out: Tensor, x: Tensor) -> None:
-            right(self, out, x)
-            if out.dim() == 1:  # flat buffers, not activations
-                out /= self.size
+        def wrong(self: Axis, out: Tensor, x: Tensor) -> Pending:
+            pending: Pending = right(self, out, x)
+            if out.dim() > 1:  # activations, not flat buffers
+                return pending
+
+            def finish() -> None:
+                pending.wait()
+                out.div_(self.size)
+
+            return Pending(None, self.clock, finish)
 
         return wrong
 
-    _break(Axis, "reduce_scatter", breaker)
+    break_in(Axis, "start_reduce_scatter", breaker)
     check.main(context)
 
 
@@ -133,15 +154,15 @@ def one_micro_batch_forgotten(context: WorkerContext) -> None:
     seen: list[bool] = []
 
     def breaker(right: Any) -> Any:
-        def wrong(self: data.DataParallel, last: bool) -> None:
+        def wrong(self: data.DataParallel, stage: int, last: bool) -> None:
             if len(seen) == 1:
                 self.begin_step()
             seen.append(last)
-            right(self, last)
+            right(self, stage, last)
 
         return wrong
 
-    _break(data.DataParallel, "begin_backward", breaker)
+    break_in(data.DataParallel, "begin_pass", breaker)
     check.main(context)
 
 
@@ -150,13 +171,13 @@ def divide_by_own_count() -> None:
     counts."""
 
     def breaker(right: Any) -> Any:
-        def wrong(logits: Tensor, targets: Tensor, tp: Axis) -> Any:
-            count = max(count_valid(targets), 1)
-            return right(logits, targets, tp) * (targets.numel() / count)
+        def wrong(logits: Tensor, targets: Tensor, tp: Axis, *entropy: Any) -> Any:
+            count = max(int(count_valid(targets)), 1)
+            return right(logits, targets, tp, *entropy) * (targets.numel() / count)
 
         return wrong
 
-    _break(pipeline, "summed_loss", breaker)
+    break_in(loss, "summed_loss", breaker)
 
 
 def stage_updated_by_another_rate(context: WorkerContext) -> None:
@@ -168,7 +189,7 @@ def stage_updated_by_another_rate(context: WorkerContext) -> None:
 
         return wrong
 
-    _break(trainer, "learning_rate", breaker)
+    break_in(trainer, "learning_rate", breaker)
     check.main(context)
 
 
@@ -182,7 +203,7 @@ def weights_start_by_local_index(context: WorkerContext) -> None:
 
         return wrong
 
-    _break(data, "global_index", breaker)
+    break_in(data, "global_index", breaker)
     check.main(context)
 
 
@@ -190,10 +211,75 @@ def partial_sums_scaled(context: WorkerContext) -> None:
     """What leaves a split region is a thousandth too large."""
 
     def breaker(right: Any) -> Any:
-        def wrong(ctx: Any, x: Tensor, tp: Axis) -> Any:
-            return right(ctx, x, tp) * 1.001
+        def wrong(ctx: Any, x: Tensor, how: tensor.TensorParallel) -> Any:
+            return right(ctx, x, how) * 1.001
 
         return staticmethod(wrong)
 
-    _break(tensor._AddUp, "forward", breaker)
+    break_in(tensor._AddUp, "forward", breaker)
+    check.main(context)
+
+
+def places_counted_from_zero_on_each_rank(context: WorkerContext) -> None:
+    """Each context-parallel rank takes its tokens for the first ones of the sequence."""
+
+    def breaker(right: Any) -> Any:
+        def wrong(model: Any, places: Tensor) -> Any:
+            return right(model, places - places.min())
+
+        return wrong
+
+    break_in(Decoder, "rope_at", breaker)
+    check.main(context)
+
+
+def same_dropout_in_every_step(context: WorkerContext) -> None:
+    """The step does not reach the masks."""
+
+    def breaker(right: Any) -> Any:
+        def wrong(self: trainer.Trainer, batches: Tensor, step: int) -> Any:
+            return right(self, batches, 0 * step)
+
+        return wrong
+
+    break_in(trainer.Trainer, "_draws", breaker)
+    check.main(context)
+
+
+def dropout_by_place_in_the_slice(context: WorkerContext) -> None:
+    """Ranks that have other tokens of a sequence drop alike."""
+
+    def breaker(right: Any) -> Any:
+        def wrong(draws: Any, name: str, places: Tensor, *sizes: Any) -> Any:
+            return right(draws, name, places - places.min(), *sizes)
+
+        return wrong
+
+    break_in(dropout, "dropped", breaker)
+    check.main(context)
+
+
+def dropout_by_sample_of_the_rank(context: WorkerContext) -> None:
+    """Data-parallel ranks drop alike."""
+
+    def breaker(right: Any) -> Any:
+        def wrong(count: int, layout: Any, _dp_index: int) -> Any:
+            return right(count, layout, 0)
+
+        return wrong
+
+    break_in(trainer, "places", breaker)
+    check.main(context)
+
+
+def domains_not_summed(context: WorkerContext) -> None:
+    """A hierarchical sum ends at the border of the domain."""
+
+    def breaker(right: Any) -> Any:
+        def wrong(self: reduce.Hierarchical, inner: Axis, _outer: Axis) -> None:
+            right(self, inner, Axis((context.rank,), 0, None, inner.clock))
+
+        return wrong
+
+    break_in(reduce.Hierarchical, "__init__", breaker)
     check.main(context)

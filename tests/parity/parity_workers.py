@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import parity_faults
 import torch
+from on_rank import batches_of, on_rank, sums_of, take_steps
 
 from meshwright.base.events import WorkerContext
-from meshwright.plan.job import Job
-from meshwright.train.batches import held_out_batches, step_batches
+from meshwright.train.batches import held_out_batches
 from meshwright.train.gradients import finish_gradients, gradient_divisor, vote
 from meshwright.train.loss import IGNORE
 from meshwright.train.mesh import Mesh
 from meshwright.train.optim import learning_rate
-from meshwright.train.parallel.pipeline import StepSums
 from meshwright.train.state import load_state, owned_gradients, owned_state, save
 from meshwright.train.trainer import Trainer
-from meshwright.train.worker import joined, open_samples
-
-__all__ = ["parity_faults"]
-
-
-def _on_rank(context: WorkerContext, work: Callable[[Trainer, Mesh], Any]) -> None:
-    job = Job.model_validate(context.args["job"])
-    with joined(context, job) as mesh:
-        trainer = Trainer(job, mesh, torch.device("cpu"))
-        trainer.initialise()
-        result = work(trainer, mesh)
-        (Path(context.args["out"]) / f"{context.rank}.json").write_text(json.dumps(result))
-        mesh.wait_for_all()
+from meshwright.train.worker import open_samples
 
 
 def global_norm(context: WorkerContext) -> None:
@@ -43,11 +28,11 @@ def global_norm(context: WorkerContext) -> None:
         trainer.data.begin_step()
         group = trainer.data.groups[-1]
         group.grad[0] = context.args["norms"][mesh.at.pp]
-        agreed = vote(trainer.data.groups, StepSums(torch.zeros(()), 1), mesh, stop=False)
+        agreed = vote(trainer.data.groups, sums_of(mesh, 0.0, 1), mesh, stop=False)
         clipped = float(group.grad[0]) / gradient_divisor(agreed, clip=1.0)
         return [agreed.grad_norm * agreed.tokens, clipped * agreed.tokens]
 
-    _on_rank(context, work)
+    on_rank(context, work)
 
 
 def tied_gradient(context: WorkerContext) -> None:
@@ -57,13 +42,13 @@ def tied_gradient(context: WorkerContext) -> None:
         trainer.data.begin_step()
         tied = next(g for g in trainer.data.groups if g.slots[0].name == "embed.weight")
         tied.grad.fill_(context.args["gradients"][mesh.rank])
-        mesh.dp_replicate.all_reduce(tied.grad)
+        tied.replicas.all_reduce(tied.grad)
         finish_gradients(trainer.data.groups, mesh)
-        agreed = vote(trainer.data.groups, StepSums(torch.zeros(()), 1), mesh, stop=False)
+        agreed = vote(trainer.data.groups, sums_of(mesh, 0.0, 1), mesh, stop=False)
         mean = tied.grad[: tied.used] / gradient_divisor(agreed, clip=1e9)
         return [agreed.tokens, sorted(set(mean.tolist()))]
 
-    _on_rank(context, work)
+    on_rank(context, work)
 
 
 def weighted_loss(context: WorkerContext) -> None:
@@ -71,10 +56,9 @@ def weighted_loss(context: WorkerContext) -> None:
 
     def work(trainer: Trainer, mesh: Mesh) -> Any:
         count, loss = context.args["counts"][mesh.rank], context.args["losses"][mesh.rank]
-        sums = StepSums(torch.tensor(float(count * loss)), count)
-        return vote(trainer.data.groups, sums, mesh, stop=False).loss
+        return vote(trainer.data.groups, sums_of(mesh, count * loss, count), mesh, stop=False).loss
 
-    _on_rank(context, work)
+    on_rank(context, work)
 
 
 def initial_weights(context: WorkerContext) -> None:
@@ -82,19 +66,20 @@ def initial_weights(context: WorkerContext) -> None:
 
     def work(trainer: Trainer, mesh: Mesh) -> Any:
         save(Path(context.args["save"]), 0, mesh, owned_state(trainer), {})
-        return [hashlib.sha256(g.master.numpy().tobytes()).hexdigest() for g in trainer.data.groups]
+        return [_digest(group.master) for group in trainer.data.groups]
 
-    _on_rank(context, work)
+    on_rank(context, work)
+
+
+def _digest(x: torch.Tensor) -> str:
+    return hashlib.sha256(x.numpy().tobytes()).hexdigest()
 
 
 def whole_parameters(context: WorkerContext) -> None:
     """After `args["steps"]` steps: what every tp rank holds whole, and its gradient."""
 
-    def work(trainer: Trainer, mesh: Mesh) -> Any:
-        samples = open_samples(context.args["tokens"], trainer.job)
-        for step in range(context.args["steps"]):
-            agreed = trainer.gradients(step_batches(trainer.job, mesh, samples, step))
-            trainer.update(step, agreed)
+    def work(trainer: Trainer, _mesh: Mesh) -> Any:
+        take_steps(context, trainer, range(context.args["steps"]))
         return {
             slot.name: [group.master[here].tolist(), group.grad[here].tolist()]
             for group in trainer.data.groups
@@ -102,7 +87,7 @@ def whole_parameters(context: WorkerContext) -> None:
             if slot.whole
         }
 
-    _on_rank(context, work)
+    on_rank(context, work)
 
 
 def train_and_save(context: WorkerContext) -> None:
@@ -115,44 +100,34 @@ def train_and_save(context: WorkerContext) -> None:
         first, load = 0, context.args.get("load")
         for _ in range(1 + bool(context.args.get("twice"))):
             first = load_state(trainer, Path(load)) if load else 0
-        samples = open_samples(context.args["tokens"], trainer.job)
-        losses = []
-        for step in range(first, context.args["until"]):
-            agreed = trainer.gradients(step_batches(trainer.job, mesh, samples, step))
-            trainer.update(step, agreed)
-            rate = learning_rate(trainer.job.optimizer, step, trainer.job.job.steps)
-            losses.append([agreed.loss, agreed.grad_norm, rate])
-        root, until = Path(context.args["save"]), context.args["until"]
-        save(root, until, mesh, owned_state(trainer), {})
-        return losses
+        steps = range(first, context.args["until"])
+        votes = take_steps(context, trainer, steps)
+        save(Path(context.args["save"]), steps.stop, mesh, owned_state(trainer), {})
+        settings, whole = trainer.job.optimizer, trainer.job.job.steps
+        rates = [learning_rate(settings, step, whole) for step in steps]
+        return [[v.loss, v.grad_norm, rate] for v, rate in zip(votes, rates, strict=True)]
 
-    _on_rank(context, work)
+    on_rank(context, work)
 
 
 def tied_copies(context: WorkerContext) -> None:
     """Digest of the tied table's master after three steps, and again after saving and loading."""
 
     def work(trainer: Trainer, mesh: Mesh) -> Any:
-        samples = open_samples(context.args["tokens"], trainer.job)
-        for step in range(3):
-            agreed = trainer.gradients(step_batches(trainer.job, mesh, samples, step))
-            trainer.update(step, agreed)
-        trained = _tied_digest(trainer)
+        take_steps(context, trainer, range(3))
+        trained = _tied_digests(trainer)
         root = Path(context.args["save"])
         save(root, 3, mesh, owned_state(trainer), {})
         mesh.wait_for_all()
         trainer.initialise()
         load_state(trainer, root / "step-000003")
-        return [trained, _tied_digest(trainer)]
+        return [trained, _tied_digests(trainer)]
 
-    _on_rank(context, work)
+    on_rank(context, work)
 
 
-def _tied_digest(trainer: Trainer) -> str | None:
-    for group in trainer.data.groups:
-        if group.slots[0].tied:
-            return hashlib.sha256(group.master.numpy().tobytes()).hexdigest()
-    return None
+def _tied_digests(trainer: Trainer) -> list[str]:
+    return [_digest(g.master) for g in trainer.data.groups if g.slots[0].tied]
 
 
 def masked_step(context: WorkerContext) -> None:
@@ -165,8 +140,7 @@ def masked_step(context: WorkerContext) -> None:
         parity_faults.divide_by_own_count()
 
     def work(trainer: Trainer, mesh: Mesh) -> Any:
-        samples = open_samples(context.args["tokens"], trainer.job)
-        batches = step_batches(trainer.job, mesh, samples, 0)
+        batches = batches_of(context, trainer, 0)
         for row in batches.flatten(0, 1):
             kept = int(row.sum()) % 4 * 7  # a function of the sequence, wherever it is
             row[1 + kept :] = IGNORE
@@ -175,18 +149,18 @@ def masked_step(context: WorkerContext) -> None:
         save(Path(context.args["save"]), 0, mesh, gradients, {})
         return [agreed.loss, agreed.tokens, agreed.grad_norm]
 
-    _on_rank(context, work)
+    on_rank(context, work)
 
 
 def evaluation(context: WorkerContext) -> None:
     """Loss and tokens of an evaluation, before and after a step."""
 
     def work(trainer: Trainer, mesh: Mesh) -> Any:
-        samples = open_samples(context.args["tokens"], trainer.job)
-        batches = held_out_batches(trainer.job, mesh, samples.windows)
+        windows = open_samples(context.args["tokens"], trainer.job).windows
+        batches = held_out_batches(trainer.job, mesh, windows)
         before = trainer.evaluate(batches)
-        trainer.update(0, trainer.gradients(step_batches(trainer.job, mesh, samples, 0)))
+        take_steps(context, trainer, range(1))
         after = trainer.evaluate(batches)
         return [before.loss, after.loss, before.tokens, after.tokens]
 
-    _on_rank(context, work)
+    on_rank(context, work)

@@ -29,6 +29,9 @@ class Kind(StrEnum):
     PROGRESS = "progress"  # rank, step: this rank begins step `step` (memory only)
     METRICS = "metrics"  # one per step, keys of `Metrics` (goes to metrics.jsonl)
     RANK_PROFILE = "rank_profile"  # keys of `RankProfile`: where this rank's time went
+    EXPERT_LOAD = "expert_load"  # keys of `ExpertLoad`: who got how many tokens in one layer
+    EXPERTS_MOVED = "experts_moved"  # step, layer, moved (experts), before, after (chip_imbalance)
+    STEP_SKIPPED = "step_skipped"  # step, loss_scale (the next): fp16 gradients overflowed
     EVALUATED = "evaluated"  # step, loss, tokens, bigram_loss, unigram_loss
     CHECKPOINT_COMMITTED = "checkpoint_committed"  # step, path, save_s
     RANK_LOST = "rank_lost"  # * rank, step, pid, signal or exit_code, log
@@ -53,6 +56,7 @@ class Metrics:
     data_wait_s: float
     comm_wait_s: float
     predicted_step_time_s: float | None
+    router_loss: float = 0.0  # what the routers of a mixture of experts add to the loss
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,24 @@ class RankProfile:
     comm_wait_s: float
     data_wait_s: float
     optimizer_s: float
+    grad_wire_bytes: float = 0.0  # sent by compressed reductions of gradients
+    grad_plain_bytes: float = 0.0  # what they would have sent in fp32
+
+
+@dataclass(frozen=True)
+class ExpertLoad:
+    """Tokens of one step by expert in one layer; imbalances are max / mean.
+
+    `chip_imbalance` is that of the chips that share the experts as they are placed; `counts` is
+    left out (empty) where there are more than 256 experts.
+    """
+
+    step: int
+    layer: int
+    imbalance: float
+    chip_imbalance: float
+    hottest: int  # the expert with the most tokens
+    counts: tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import typer
 from rich.console import Console
@@ -14,16 +14,30 @@ from rich.table import Table
 from meshwright.base.errors import RunError
 from meshwright.cli.corpus import prepare_job
 from meshwright.cli.options import AsJson, Overrides, log_console, print_json
+from meshwright.cli.start import first_weights, refuse_bad_start
 from meshwright.conduct import conductor
 from meshwright.conduct.conductor import Status
 from meshwright.conduct.local import LocalEngine
 from meshwright.conduct.rundir import RunDir
 from meshwright.conduct.signals import StopSignals
+from meshwright.plan.activations import BYTES
 from meshwright.plan.job import Job, load_job
 from meshwright.plan.layout import Layout
 from meshwright.train.compare import Comparison, Limits, TensorDifference, compare
 
 CHECK_WORKER = "meshwright.train.check"
+
+
+class TokenSource(Protocol):
+    """The token store to train on, and the token that ends its documents."""
+
+    @property
+    def train_prefix(self) -> Path:
+        """Path of the store without its endings."""
+
+    @property
+    def end_of_text(self) -> int:
+        """Token id."""
 
 
 def check(
@@ -35,15 +49,16 @@ def check(
     """Run the job's layout and one process for a few steps in fp32, and compare them."""
     console = log_console()
     job = load_job(job_file, override)
-    layout = job.layout.model_copy(update={"precision": "fp32"})
+    layout = exact(job.layout)
     with (
         StopSignals() as signals,
         LocalEngine.start(CHECK_WORKER) as engine,
         tempfile.TemporaryDirectory() as scratch,
     ):
-        train_prefix = prepare_job(job, console).prepared.train_prefix
+        refuse_bad_start(job)
+        prepared = prepare_job(job, console).prepared
         signals.only_count()
-        found = check_layout(engine, job, layout, train_prefix, steps, Path(scratch), signals.count)
+        found = check_layout(engine, job, layout, prepared, steps, Path(scratch), signals.count)
     if as_json:
         print_json(found.as_json())
     else:
@@ -55,7 +70,7 @@ def check_layout(
     engine: LocalEngine,
     job: Job,
     layout: Layout,
-    train_prefix: Path,
+    data: TokenSource,
     steps: int,
     scratch: Path,
     stop_requests: Callable[[], int],
@@ -64,33 +79,56 @@ def check_layout(
 
     Raises RunError if either run fails, KeyboardInterrupt if it was asked to stop.
     """
-    alone = Layout(micro_batch=layout.micro_batch)
+    start, alone = first_weights(job, scratch / "start"), one_process(layout)
     for name, how in (("reference", alone), ("layout", layout)):
-        trace(engine, job, how, train_prefix, steps, scratch / name, stop_requests)
+        trace(engine, job, how, data, steps, scratch / name, stop_requests, start=start)
     return compare(scratch / "reference", scratch / "layout", Limits())
+
+
+def exact(layout: Layout) -> Layout:
+    """`layout` in fp32 throughout: what rounds on purpose would hide what is wrong. A budget for
+    activations grows with their size, so that the same ones are recomputed."""
+    larger = BYTES["fp32"] / BYTES[layout.precision]
+    lossless = {
+        "precision": "fp32",
+        "fp8_scaling": "row",
+        "grad_precision": "fp32",
+        "grad_compression": "none",
+        "activation_gib": layout.activation_gib * larger,
+    }
+    return layout.model_copy(update=lossless)
+
+
+def one_process(layout: Layout) -> Layout:
+    """The reference of `layout`: nothing split, sent, compressed, offloaded or made again."""
+    return Layout(micro_batch=layout.micro_batch)
 
 
 def trace(
     engine: LocalEngine,
     job: Job,
     layout: Layout,
-    train_prefix: Path,
+    data: TokenSource,
     steps: int,
     folder: Path,
     stop_requests: Callable[[], int],
     entry: str = f"{CHECK_WORKER}:main",
+    start: Path | None = None,
 ) -> None:
     """Run `steps` steps of `job` under `layout` and leave in `folder` what `compare` reads.
 
-    `entry` is what the workers run. Raises RunError if a rank fails, KeyboardInterrupt if it was
-    asked to stop.
+    `entry` is what the workers run, `start` the checkpoint they start from (None: weights of their
+    own). Raises RunError if a rank fails, KeyboardInterrupt if it was asked to stop.
     """
     args = {
         "job": job.model_copy(update={"layout": layout}).model_dump(mode="json"),
-        "train_prefix": str(train_prefix),
+        "train_prefix": str(data.train_prefix),
+        "end_of_text": data.end_of_text,
         "steps": steps,
         "out_dir": str(folder),
     }
+    if start is not None:
+        args["start_from"] = str(start)
     with RunDir.create_at(folder) as rundir:
         outcome = conductor.run(
             engine, rundir, entry, layout.world, args, lambda _: None, stop_requests

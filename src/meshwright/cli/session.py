@@ -11,16 +11,18 @@ from typing import Any
 from rich.console import Console
 
 from meshwright.base.config import to_toml
-from meshwright.base.errors import RunError
+from meshwright.base.errors import ConfigError, RunError
 from meshwright.base.events import Kind
 from meshwright.checkpoint.reader import Reader
 from meshwright.checkpoint.store import latest
 from meshwright.cli.corpus import JobData
+from meshwright.cli.start import first_weights
 from meshwright.conduct import conductor
 from meshwright.conduct.conductor import Outcome, Status
 from meshwright.conduct.local import LocalEngine
 from meshwright.conduct.rundir import RunDir
 from meshwright.conduct.signals import StopSignals
+from meshwright.models.hf_config import check_exportable
 from meshwright.plan.describe import describe_plan
 from meshwright.plan.job import Job
 from meshwright.watch.live import LiveView
@@ -45,28 +47,34 @@ class Session:
     def run(self, checkpoint: Path | None) -> Outcome:
         """Train to the end, from `checkpoint` if there is one; then write model and report."""
         plan = describe_plan(self.job)
+        start = checkpoint or first_weights(self.job, self.rundir.checkpoints)
         self.signals.only_count()
         self._write_inputs(plan)
-        outcome = self._train(plan, checkpoint)
+        if reason := why_not_exported(self.job):
+            note = f"no model folder will be written: {reason}"
+            self.console.print(note, markup=False, highlight=False, soft_wrap=True)
+        outcome = self._train(plan, checkpoint, start)
         if outcome.status is Status.FINISHED:
             self.export()
         self._report()
         return outcome
 
     def export(self) -> None:
-        """Write the last checkpoint as a Hugging Face model."""
+        """Write the last checkpoint as a Hugging Face model, if that can be one."""
+        if why_not_exported(self.job):
+            return
         # Imported here: only a finished run needs the exporter.
         from meshwright.ship.hf import export_hf
+        from meshwright.ship.start import commit_read
 
         saved = latest(self.rundir.checkpoints)
         if saved is None:
             raise RunError(f"{self.rundir.checkpoints}: the run left no checkpoint to export")
-        reader, prepared = Reader(saved.path), self.data.prepared
         folder = export_hf(
             self.job.model,
-            lambda name: reader.read(f"param/{name}"),
-            prepared.tokenizer_path,
-            prepared.end_of_text,
+            commit_read(saved.path),
+            self.data.prepared.tokenizer_path,
+            self.data.prepared.end_of_text,
             self.rundir.path / MODEL_FOLDER,
         )
         self.rundir.append_event({"kind": Kind.MODEL_EXPORTED, "path": str(folder)})
@@ -78,7 +86,7 @@ class Session:
         self._report()
         return Outcome(Status.FINISHED, self.job.job.steps, 0.0, None)
 
-    def _train(self, plan: dict[str, Any], checkpoint: Path | None) -> Outcome:
+    def _train(self, plan: dict[str, Any], checkpoint: Path | None, start: Path | None) -> Outcome:
         resumed_from = None
         if checkpoint is not None:
             reader = Reader(checkpoint)
@@ -96,7 +104,7 @@ class Session:
                 self.rundir,
                 f"{WORKER}:main",
                 self.job.layout.world,
-                self._args(checkpoint),
+                self._args(start),
                 on_event,
                 self.signals.count,
                 started={"layout": self.job.layout.label, "resumed_from": resumed_from},
@@ -116,13 +124,14 @@ class Session:
             plan["peak_flops_per_chip"] = message["peak_flops_per_chip"]
             self._write_plan(plan)
 
-    def _args(self, checkpoint: Path | None) -> dict[str, Any]:
+    def _args(self, start: Path | None) -> dict[str, Any]:
         return {
             "job": self.job.model_dump(mode="json"),
             "train_prefix": str(self.data.prepared.train_prefix),
+            "end_of_text": self.data.prepared.end_of_text,
             "held_out_prefix": str(self.data.prepared.held_out_prefix),
             "checkpoints": str(self.rundir.checkpoints.resolve()),
-            "resume_from": None if checkpoint is None else str(checkpoint.resolve()),
+            "resume_from": None if start is None else str(start.resolve()),
             "baselines": self.data.baselines,
         }
 
@@ -132,3 +141,12 @@ class Session:
             write_report(self.rundir.path)
         except OSError as error:
             self.console.print(f"no report: {error}", markup=False, soft_wrap=True)
+
+
+def why_not_exported(job: Job) -> str | None:
+    """One line if no class of transformers computes the model of `job`, else None."""
+    try:
+        check_exportable(job.model)
+    except ConfigError as error:
+        return str(error)
+    return None

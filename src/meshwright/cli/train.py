@@ -14,7 +14,14 @@ from meshwright.base.errors import InputError, RunError
 from meshwright.checkpoint.store import latest
 from meshwright.cli.corpus import JobData, prepare_job
 from meshwright.cli.options import AsJson, Overrides, log_console, print_json
-from meshwright.cli.session import IDENTITY_FILE, MODEL_FOLDER, WORKER, Session
+from meshwright.cli.session import (
+    IDENTITY_FILE,
+    MODEL_FOLDER,
+    WORKER,
+    Session,
+    why_not_exported,
+)
+from meshwright.cli.start import refuse_bad_start
 from meshwright.conduct.conductor import Outcome, Status
 from meshwright.conduct.local import LocalEngine
 from meshwright.conduct.rundir import RunDir
@@ -63,6 +70,7 @@ def _start(
     if run_dir:
         RunDir.refuse_taken(run_dir)  # before the data, which may take a while
     with LocalEngine.start(WORKER) as engine:  # imports torch while the data is prepared
+        refuse_bad_start(job)
         data = prepare_job(job, console)
         made = RunDir.create_at(run_dir) if run_dir else RunDir.create(_RUNS, job.job.name)
         with made as rundir:
@@ -80,7 +88,7 @@ def _go_on(
         if checkpoint is None:
             raise InputError(f"{run}: has no checkpoint yet; start it anew from its job file")
         done = checkpoint.step >= job.job.steps
-        if done and (run / MODEL_FOLDER).is_dir():
+        if done and ((run / MODEL_FOLDER).is_dir() or why_not_exported(job)):
             raise InputError(
                 f"{run}: has done all of job.steps = {job.job.steps}; "
                 f"go further with -o job.steps={2 * job.job.steps}"
@@ -111,11 +119,12 @@ def _conclude(run: Path, outcome: Outcome, console: Console) -> int:
         raise RunError(outcome.error or "the run failed")
     name = shlex.quote(str(run))
     if outcome.status is Status.FINISHED:
-        lines = [
-            f"report: {run / 'report.html'}",
-            f"model:  {run / MODEL_FOLDER}",
-            f'try:    meshwright generate {name} --prompt "def "',
-        ]
+        lines = [f"report: {run / 'report.html'}"]
+        if (run / MODEL_FOLDER).is_dir():
+            lines += [
+                f"model:  {run / MODEL_FOLDER}",
+                f'try:    meshwright generate {name} --prompt "def "',
+            ]
     elif latest(run / "checkpoints") is None:
         lines = [f"stopped at step {outcome.step}, before anything was saved; start it anew"]
     else:

@@ -94,7 +94,7 @@ def _user_tokenizer(tokenizer: str, vocab: int) -> TextTokenizer | None:
     if tokenizer == TRAIN_OWN:
         check_trainable(vocab)
         return None
-    own = load_tokenizer(Path(tokenizer).expanduser())
+    own = load_tokenizer(Path(tokenizer))
     check_fits(own, vocab, tokenizer)
     return own
 

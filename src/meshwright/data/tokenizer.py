@@ -23,7 +23,14 @@ END_OF_TEXT = "<|endoftext|>"
 SMALLEST_VOCAB = 256 + 1  # every byte, and the end of text
 SAMPLE_BYTES = 4_000_000  # merges for small vocabularies do not change much beyond
 
-_KNOWN_END_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
+_KNOWN_END_OF_TEXT = (
+    END_OF_TEXT,
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|im_end|>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",  # DeepSeek's bars and blanks are not ASCII
+)
 
 
 @dataclass(frozen=True)

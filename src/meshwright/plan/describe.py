@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 from meshwright.models.spec import ModelSpec
 from meshwright.plan.job import Job
-from meshwright.plan.layout import coordinates, stage_layers
+from meshwright.plan.layout import Layout, coordinates, expert_grid
+from meshwright.plan.schedule import stages_of
+from meshwright.plan.stages import balance, predicted_costs, stage_layers
 
 
 @dataclass(frozen=True)
 class RankPlan:
-    """One rank: its chip, its coordinates, and what it holds. `params` counts the weights it keeps
-    between steps: its pipeline stage's, cut over tp and dp_shard."""
+    """One rank: its chip, its coordinates, and what it holds. `layers` are the numbers of the
+    layers of all its pipeline stages; `params` counts the weights whose master it keeps."""
 
     rank: int
     chip: str
@@ -21,57 +24,92 @@ class RankPlan:
     pp: int
     dp_replicate: int
     dp_shard: int
+    cp: int
     tp: int
-    layers: tuple[int, int]  # first and last
+    layers: tuple[int, ...]
     holds: tuple[str, ...]
     params: int
 
 
 def describe_plan(job: Job) -> dict[str, Any]:
     """The plan of `job` as plain JSON. The chip's peak is filled in once it has been measured."""
+    seq_len = job.data.seq_len
+    ranges = stage_layers(job.model, job.layout, seq_len)
     return {
         "layout": job.layout.model_dump(),
         "label": job.layout.label,
         "model_params": job.model.params,
-        "flops_per_token": job.model.flops_per_token(job.data.seq_len),
+        "active_params": job.model.active_params,
+        "flops_per_token": job.model.flops_per_token(seq_len),
+        "stage_balance": balance(ranges, predicted_costs(job.model, seq_len), job.layout),
         "peak_flops_per_chip": None,
         "peak_source": "measured at start: best of 5 products of 1024 x 1024 matrices; "
         "workers that share cores share their peak",
-        "ranks": [asdict(rank_plan(job, rank)) for rank in range(job.layout.world)],
+        "ranks": [asdict(_rank_plan(job, rank, ranges)) for rank in range(job.layout.world)],
         "assumptions": [
             "model FLOPs: 6 per weight of every matrix product and causal attention, "
-            "no recomputation",
+            "of the experts that a token goes to; no recomputation",
+            "stage_balance: mean / max FLOPs of a pipeline rank",
             "chips are processes of this machine",
         ],
     }
 
 
-def rank_plan(job: Job, rank: int) -> RankPlan:
-    """What `rank` of `job` is and holds."""
+def _rank_plan(job: Job, rank: int, ranges: list[range]) -> RankPlan:
     layout, where = job.layout, coordinates(job.layout, rank)
-    layers = stage_layers(job.model.layers, layout.pp)[where.pp]
-    ends = [("embed", where.pp == 0), ("head", where.pp == layout.pp - 1)]
-    holds = tuple(name for name, here in ends if here)
+    stages = stages_of(where.pp, layout.schedule, layout.pp, layout.chunks)
+    ends = (("embed", 0), ("head", layout.virtual_stages - 1))
+    holds = tuple(name for name, stage in ends if stage in stages)
+    layers = tuple(chain.from_iterable(ranges[stage] for stage in stages))
     return RankPlan(
         rank=rank,
         chip=f"cpu:{rank}",
         node="local",
         **asdict(where),
-        layers=(layers[0], layers[-1]),
+        layers=layers,
         holds=holds,
-        params=-(-_stage_params(job.model, len(layers), holds, layout.tp) // layout.dp_shard),
+        params=_held_params(job.model, layers, holds, layout),
     )
 
 
-def _stage_params(spec: ModelSpec, layers: int, holds: tuple[str, ...], tp: int) -> int:
-    """Weights of a tp slice of a stage; norms and the biases behind a row split are kept whole."""
-    norm = spec.hidden if spec.family == "llama" else 2 * spec.hidden
-    whole = 2 * norm if spec.family == "llama" else 2 * norm + 2 * spec.hidden
-    params = layers * ((spec.layer_params - whole) // tp + whole)
-    table = spec.vocab * spec.hidden // tp
+def _held_params(
+    spec: ModelSpec, layers: tuple[int, ...], holds: tuple[str, ...], layout: Layout
+) -> int:
+    """Masters of one rank: tp slices and shards of its stages, and its share of the experts."""
+    grid = expert_grid(layout)
+    places = (spec.n_experts + layout.expert_replicas) // grid.ep
+    experts = sum(spec.is_moe(layer) for layer in layers) * places * spec.expert_params
+    dense = sum(_dense_layer_params(spec, layer, layout.tp) for layer in layers)
+    table = spec.vocab * spec.hidden // layout.tp
     if "embed" in holds:
-        params += table + spec.embedding_params - spec.vocab * spec.hidden
+        dense += table + spec.embedding_params - spec.vocab * spec.hidden
     if "head" in holds:
-        shares_table = spec.tie_embeddings and "embed" in holds
-        params += norm + (0 if shares_table else table)
-    return params
+        shares_table = spec.tie_embeddings and layout.virtual_stages == 1
+        dense += _norm_params(spec) + (0 if shares_table else table)
+    shards = layout.dp_shard * layout.cp if layout.zero_stage else 1
+    return -(-dense // shards) + -(-experts // (layout.etp * grid.shards))
+
+
+def _dense_layer_params(spec: ModelSpec, layer: int, tp: int) -> int:
+    """A tp slice of a layer without its routed experts; what every tp rank holds whole (norms,
+    routers, down projections of latents, biases behind a row split) is not divided."""
+    total = spec.params_of_layer(layer)
+    total -= spec.n_experts * spec.expert_params if spec.is_moe(layer) else 0
+    whole = _whole_params(spec, layer)
+    return (total - whole) // tp + whole
+
+
+def _norm_params(spec: ModelSpec) -> int:
+    return (2 if spec.family == "gpt2" else 1) * spec.hidden
+
+
+def _whole_params(spec: ModelSpec, layer: int) -> int:
+    whole = 2 * _norm_params(spec)
+    if spec.family == "gpt2":
+        whole += 2 * spec.hidden
+    if spec.qk_norm:
+        whole += 2 * spec.head_dim
+    if spec.latent_attention:
+        latents = spec.q_lora_rank + spec.kv_lora_rank
+        whole += latents + spec.hidden * (latents + spec.rope_dim)
+    return whole + (spec.hidden * spec.n_experts if spec.is_moe(layer) else 0)

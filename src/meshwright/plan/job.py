@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from meshwright.base.config import apply_override, parse, read_toml
 from meshwright.base.errors import ConfigError
-from meshwright.models import presets
+from meshwright.models import hf_folder, presets
 from meshwright.models.spec import ModelSpec
+from meshwright.plan.combinations import check_job
 from meshwright.plan.layout import Layout
 
 
@@ -38,6 +39,9 @@ class DataSection(_Section):
     )
     seq_len: int = Field(gt=1, description="tokens")
     global_batch: int = Field(gt=0, description="sequences")
+    packing: Literal["stream", "documents"] = Field(
+        default="stream", description="documents: attention stays inside each"
+    )
 
 
 class ClusterSection(_Section):
@@ -114,17 +118,26 @@ def load_job(path: Path, overrides: list[str] | None = None) -> Job:
 def _with_absolute_paths(job: Job) -> Job:
     """Files that the job names, found from anywhere: a run may be resumed from another folder."""
     found = {
-        key: str(Path(value).expanduser().absolute())
+        key: str(_at_home(value).absolute())
         for key, value in (("source", job.data.source), ("tokenizer", job.data.tokenizer))
-        if Path(value).expanduser().exists()
+        if _at_home(value).exists()
     }
     return job.model_copy(update={"data": job.data.model_copy(update=found)})
+
+
+def _at_home(path: str) -> Path:
+    """`path` with the home of a user for its `~`, if there is such a user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def resolve_job(tables: dict[str, Any]) -> Job:
     """A checked `Job` from the tables of a job file."""
     if "model" in tables:
-        tables = {**tables, "model": _resolve_model(tables["model"])}
+        model = _resolve_model(tables["model"])
+        tables = {**tables, "model": model, **_own_tokenizer(model, tables.get("data"))}
     job = parse(Job, tables)
     check_job(job)
     return job
@@ -133,9 +146,31 @@ def resolve_job(tables: dict[str, Any]) -> Job:
 def _resolve_model(section: Any) -> Any:
     if not isinstance(section, dict):
         return section
-    shape = presets.shape(str(section["preset"])) if "preset" in section else {}
+    return parse(ModelSpec, _all_keys(section), prefix="model", also=["preset"])
+
+
+def _all_keys(section: dict[str, Any]) -> dict[str, Any]:
+    """`[model]` with the keys that its preset or model folder gives. That of a run that has begun
+    is complete, and needs the folder no more."""
     own = {key: value for key, value in section.items() if key != "preset"}
-    return parse(ModelSpec, {**shape, **own}, prefix="model", also=["preset"])
+    folder = own["hf"] if isinstance(own.get("hf"), str) else ""
+    if "preset" in section and folder:
+        fix = f"contradicts model.hf = {folder!r}, which has a shape too; leave one of them out"
+        raise ConfigError("model.preset", section["preset"], fix)
+    if "preset" in section:
+        return {**presets.shape(str(section["preset"])), **own}
+    if folder and not own.keys() >= ModelSpec.model_fields.keys():
+        return hf_folder.shape(_at_home(folder).absolute(), own)
+    return own
+
+
+def _own_tokenizer(model: Any, data: Any) -> dict[str, Any]:
+    """`[data]` with the tokenizer of the model's folder, where the job names none."""
+    if isinstance(model, ModelSpec) and model.hf and isinstance(data, dict):
+        path = Path(model.hf) / hf_folder.TOKENIZER_NAME
+        if "tokenizer" not in data and path.is_file():
+            return {"data": {**data, "tokenizer": str(path)}}
+    return {}
 
 
 def check_resume(begun: Job, now: Job) -> None:
@@ -151,69 +186,3 @@ def check_resume(begun: Job, now: Job) -> None:
         if new != old:
             fix = f"the run began with {old!r}; leave it out, or start a new run"
             raise ConfigError(f"{section}.{key}", new, fix)
-
-
-def check_job(job: Job) -> None:
-    """Refuse what cannot run, naming both options and the way out. Raises ConfigError."""
-    _check_axes(job)
-    _check_model_split(job)
-    _check_batch(job)
-
-
-def _check_axes(job: Job) -> None:
-    layout, ranks = job.layout, job.cluster.ranks
-    if layout.world != ranks:
-        raise ConfigError(
-            "layout",
-            layout.label,
-            f"its axes multiply to {layout.world} ranks but cluster.ref = {job.cluster.ref!r} has "
-            f"{ranks}; change an axis or set cluster.ref = 'local:{layout.world}'",
-        )
-
-
-def _check_model_split(job: Job) -> None:
-    model, layout = job.model, job.layout
-    for name, size in (
-        ("heads", model.heads),
-        ("kv_heads", model.kv_heads),
-        ("ffn_hidden", model.ffn_hidden),
-        ("vocab", model.vocab),
-    ):
-        if size % layout.tp:
-            fits = ", ".join(str(tp) for tp in range(1, min(size, 64) + 1) if size % tp == 0)
-            raise ConfigError(
-                "layout.tp", layout.tp, f"does not divide model.{name} = {size}; it takes {fits}"
-            )
-    if model.layers < layout.pp:
-        raise ConfigError(
-            "layout.pp",
-            layout.pp,
-            f"more stages than model.layers = {model.layers}; use pp <= {model.layers}",
-        )
-    if layout.sequence_parallel and job.data.seq_len % layout.tp:
-        raise ConfigError(
-            "data.seq_len",
-            job.data.seq_len,
-            f"is not a multiple of layout.tp = {layout.tp}, which splits the sequence; "
-            "change it or set layout.sp = false",
-        )
-    if job.data.seq_len > model.max_seq_len:
-        raise ConfigError(
-            "data.seq_len",
-            job.data.seq_len,
-            f"is longer than model.max_seq_len = {model.max_seq_len}; "
-            f"shorten it or set model.max_seq_len = {job.data.seq_len}",
-        )
-
-
-def _check_batch(job: Job) -> None:
-    layout, batch = job.layout, job.data.global_batch
-    unit = layout.dp * layout.micro_batch
-    if batch % unit:
-        below, above = batch // unit * unit, (batch // unit + 1) * unit
-        raise ConfigError(
-            "data.global_batch",
-            batch,
-            f"is not a multiple of dp x micro_batch = {layout.dp} x {layout.micro_batch} = {unit}; "
-            f"use {f'{below} or ' if below else ''}{above}",
-        )

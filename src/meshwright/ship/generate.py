@@ -11,7 +11,9 @@ from torch import Tensor
 
 from meshwright.base.errors import ConfigError
 from meshwright.data.tokenizer import TextTokenizer, check_fits, load_tokenizer
-from meshwright.ship.hf import TOKENIZER_NAME, read_hf
+from meshwright.models.hf_folder import TOKENIZER_NAME
+from meshwright.ship.hf import read_hf
+from meshwright.ship.hf_weights import bias_names
 from meshwright.train.nn.decoder import Decoder
 
 _PROMPT_CONTEXT = 8  # tokens; enough for a decoder that treats the first word of a text apart
@@ -83,6 +85,9 @@ class Generator:
             self._model = Decoder(spec)
         weights = {name: torch.from_numpy(read(name)) for name in self._model.state_dict()}
         self._model.load_state_dict(weights, assign=True)
+        buffers = dict(self._model.named_buffers())
+        for name in bias_names(spec):
+            buffers[name].copy_(torch.from_numpy(read(name)))
         self._model.eval()
 
     def generate(
@@ -125,8 +130,7 @@ class Generator:
         """Logits [tokenizer size] of the token that follows; padding of the vocabulary is out."""
         window = torch.tensor([context[-self._max_seq_len :]])
         with torch.inference_mode():
-            logits: Tensor = self._model(window)[0, -1, : self._tokenizer.size]
-        return logits
+            return self._model.logits(window)[0, -1, : self._tokenizer.size]
 
 
 def _check_range(key: str, value: float, below: float = float("inf")) -> None:

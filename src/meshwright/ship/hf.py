@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from meshwright.base.errors import CheckpointError, ConfigError, DataError, InputError
 from meshwright.data.tokenizer import check_fits, load_tokenizer
+from meshwright.models.hf_config import to_config
+from meshwright.models.hf_folder import CONFIG_NAME, TOKENIZER_NAME, folder_spec, read_json
 from meshwright.models.spec import ModelSpec
-from meshwright.ship.hf_config import from_config, to_config
 from meshwright.ship.hf_weights import Array, Read, Weight, hf_weights
 
-CONFIG_NAME = "config.json"
-TOKENIZER_NAME = "tokenizer.json"
 _SINGLE_NAME = "model.safetensors"
 _INDEX_NAME = "model.safetensors.index.json"
 
@@ -39,7 +40,8 @@ def export_hf(
 ) -> Path:
     """Write the model as a folder that `transformers` loads, in fp32; returns `out_dir`.
 
-    `read(name)` gives a parameter by our name, whole, fp32; one shard at a time is held in memory.
+    `read(name)` gives a parameter by our name, whole, fp32, and routing biases (`bias_names` of
+    `hf_weights`); one shard at a time is held in memory, and what its last tensor was part of.
     The folder appears by one rename; a model that `out_dir` holds already is replaced. Raises
     InputError (ConfigError, DataError) before anything is written, CheckpointError if a parameter
     has another shape than the model or the folder cannot be written.
@@ -59,7 +61,7 @@ def export_hf(
         _write_json(tmp / "generation_config.json", ends)
         shutil.copyfile(tokenizer_path, tmp / TOKENIZER_NAME)
         _write_json(tmp / "tokenizer_config.json", _tokenizer_config(spec, token))
-        _write_weights(tmp, _shards(hf_weights(spec), max_shard_bytes), read)
+        _write_weights(tmp, _shards(hf_weights(spec), max_shard_bytes), _holding_last(read))
         _publish(tmp, out_dir)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{out_dir}: cannot be written ({error}); free space") from error
@@ -69,29 +71,47 @@ def export_hf(
 def read_hf(folder: Path) -> tuple[ModelSpec, Read]:
     """The model in a Hugging Face folder, and a function that gives a parameter by our name, fp32.
 
-    Llama and GPT-2, one file or sharded, weights in fp32, bf16 or fp16. Raises InputError if the
+    All families, one file or sharded, weights in fp32, bf16 or fp16. Raises InputError if the
     folder holds no such model or lacks a tensor; the function raises CheckpointError if a tensor
     cannot be read or has another shape than config.json says.
     """
-    path = folder / CONFIG_NAME
-    spec = from_config(_read_json(path), str(path))
+    spec = folder_spec(folder)
     weights = hf_weights(spec)
     files = _weight_files(folder)
     # The GPT-2 files that OpenAI's weights are published in leave the prefix out.
     prefix = "transformer." if spec.family == "gpt2" and "wte.weight" in files else ""
-    holders = {part.name: weight for weight in weights for part in weight.parts}
+    holders = defaultdict(list)
     for weight in weights:
+        for part in weight.parts:
+            holders[part.name].append(weight)
         if weight.hf_name.removeprefix(prefix) not in files:
             raise InputError(f"{folder}: tensor {weight.hf_name} is missing; fetch it again")
 
     def read(name: str) -> Array:
         if name not in holders:
             raise CheckpointError(f"{folder}: this model has no parameter {name}")
-        weight = holders[name]
+        entries = [unpacked(weight, name) for weight in holders[name]]
+        return np.stack(entries) if holders[name][0].holds_entry else entries[0]
+
+    def unpacked(weight: Weight, name: str) -> Array:
         hf_name = weight.hf_name.removeprefix(prefix)
         return weight.unpack(_read_tensor(folder / files[hf_name], hf_name, weight), name)
 
     return spec, read
+
+
+def _holding_last(read: Read) -> Read:
+    """`read` that does not read again what it was asked for last: a stacked parameter is taken
+    apart one entry at a time."""
+    last: dict[str, Array] = {}
+
+    def held(name: str) -> Array:
+        if name not in last:
+            last.clear()
+            last[name] = read(name)
+        return last[name]
+
+    return held
 
 
 def _end_token(tokenizer_path: Path, end_of_text: int, vocab: int) -> str:
@@ -172,7 +192,7 @@ def _publish(tmp: Path, out_dir: Path) -> None:
 def _weight_files(folder: Path) -> dict[str, str]:
     """File of each tensor."""
     if (folder / _INDEX_NAME).is_file():
-        return dict(_read_json(folder / _INDEX_NAME)["weight_map"])
+        return dict(read_json(folder / _INDEX_NAME)["weight_map"])
     path = folder / _SINGLE_NAME
     try:
         with safe_open(path, framework="pt") as file:
@@ -200,13 +220,3 @@ def _read_tensor(path: Path, hf_name: str, weight: Weight) -> Array:
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); name a model folder") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: not a table; name a model folder")
-    return content

@@ -1,111 +1,108 @@
-"""Our parameter names beside those of Hugging Face, and the two layouts of the same numbers.
+"""Our parameter names beside those of Hugging Face.
 
-Names and shapes follow `LlamaForCausalLM` and `GPT2LMHeadModel` of transformers. Rotary positions
-use the half-rotation convention on both sides, so no rows change places. GPT-2 stores its matrices
-as Conv1D, [in, out], and query, key and value as one.
+Names and shapes follow the classes of transformers that `hf_config.ARCHITECTURES` names, as they
+stand in files: experts one by one, where ours are stacked. Rotary positions use the half-rotation
+convention on both sides, but for DeepSeek-V3, whose rotary channels stand in pairs. GPT-2 stores
+its matrices as Conv1D, [in, out], and query, key and value as one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Iterator
 
-import numpy as np
-from numpy.typing import NDArray
-
-from meshwright.base.errors import CheckpointError
 from meshwright.models.spec import ModelSpec
+from meshwright.ship.hf_tensors import Array, Pairs, Part, Read, Shape, Weight
 
-Array = NDArray[np.float32]
-Read = Callable[[str], Array]
-Shape = tuple[int, ...]
+__all__ = ["Array", "Read", "Weight", "bias_names", "hf_weights"]
 
-FLOAT32_BYTES = 4
-
-
-@dataclass(frozen=True)
-class Part:
-    """One of our parameters; shape in the convention of torch, [out, in]."""
-
-    name: str
-    shape: Shape
-
-
-@dataclass(frozen=True)
-class Weight:
-    """One tensor of a Hugging Face model: our `parts` stacked along the first axis, and then
-    transposed if it is a Conv1D matrix."""
-
-    hf_name: str
-    parts: tuple[Part, ...]
-    transposed: bool = False
-
-    @property
-    def shape(self) -> Shape:
-        """Shape on the side of Hugging Face."""
-        first = self.parts[0].shape
-        stacked = (sum(part.shape[0] for part in self.parts), *first[1:])
-        return stacked[::-1] if self.transposed else stacked
-
-    @property
-    def size_bytes(self) -> int:
-        """Size in fp32."""
-        return FLOAT32_BYTES * prod(self.shape)
-
-    def pack(self, read: Read) -> Array:
-        """The tensor from our parameters, contiguous fp32.
-
-        Raises CheckpointError naming a parameter whose shape is not that of the model.
-        """
-        arrays = []
-        for part in self.parts:
-            array = read(part.name)
-            if array.shape != part.shape:
-                raise CheckpointError(
-                    f"{part.name}: shape {array.shape}, the model has {part.shape}; "
-                    "export with the [model] that was trained"
-                )
-            arrays.append(array)
-        stacked = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-        return np.ascontiguousarray(stacked.T if self.transposed else stacked, dtype=np.float32)
-
-    def unpack(self, packed: Array, name: str) -> Array:
-        """Our parameter `name`, one of the parts, out of the tensor."""
-        stacked = packed.T if self.transposed else packed
-        start = 0
-        for part in self.parts:
-            if part.name == name:
-                return np.ascontiguousarray(stacked[start : start + part.shape[0]])
-            start += part.shape[0]
-        raise KeyError(name)
+_SWIGLU = (("gate_proj", "gate"), ("up_proj", "up"), ("down_proj", "down"))
+_MIXTRAL_SWIGLU = (("w1", "gate"), ("w3", "up"), ("w2", "down"))
 
 
 def hf_weights(spec: ModelSpec) -> list[Weight]:
     """Every tensor of the Hugging Face model of `spec`, in the order of the forward pass. A tied
     head is not among them, on either side."""
-    return list(_llama(spec) if spec.family == "llama" else _gpt2(spec))
+    return list(_gpt2(spec) if spec.family == "gpt2" else _decoder(spec))
 
 
-def _llama(spec: ModelSpec) -> Iterator[Weight]:
-    h, q, kv, f = spec.hidden, spec.query_dim, spec.kv_dim, spec.ffn_hidden
-    layer: list[tuple[str, str, Shape]] = [
-        ("input_layernorm.weight", "attn_norm.weight", (h,)),
-        ("self_attn.q_proj.weight", "attn.wq.weight", (q, h)),
-        ("self_attn.k_proj.weight", "attn.wk.weight", (kv, h)),
-        ("self_attn.v_proj.weight", "attn.wv.weight", (kv, h)),
-        ("self_attn.o_proj.weight", "attn.wo.weight", (h, q)),
-        ("post_attention_layernorm.weight", "mlp_norm.weight", (h,)),
-        ("mlp.gate_proj.weight", "mlp.gate.weight", (f, h)),
-        ("mlp.up_proj.weight", "mlp.up.weight", (f, h)),
-        ("mlp.down_proj.weight", "mlp.down.weight", (h, f)),
-    ]
+def bias_names(spec: ModelSpec) -> list[str]:
+    """Names of the routing biases [n_experts], which are state and no parameters of ours, that the
+    Hugging Face model of `spec` has too."""
+    if spec.family != "deepseek_v3":
+        return []
+    return [f"layers.{i}.mlp.router.bias" for i in range(spec.layers) if spec.is_moe(i)]
+
+
+def _decoder(spec: ModelSpec) -> Iterator[Weight]:
+    h = spec.hidden
     yield _single("model.embed_tokens.weight", "embed.weight", (spec.vocab, h))
     for i in range(spec.layers):
-        for theirs, ours, shape in layer:
-            yield _single(f"model.layers.{i}.{theirs}", f"layers.{i}.{ours}", shape)
+        theirs, ours = f"model.layers.{i}", f"layers.{i}"
+        yield _single(f"{theirs}.input_layernorm.weight", f"{ours}.attn_norm.weight", (h,))
+        attention = _latent_attention if spec.latent_attention else _attention
+        yield from attention(spec, f"{theirs}.self_attn", f"{ours}.attn")
+        yield _single(f"{theirs}.post_attention_layernorm.weight", f"{ours}.mlp_norm.weight", (h,))
+        if spec.is_moe(i):
+            yield from _experts(spec, theirs, f"{ours}.mlp")
+        else:
+            yield from _swiglu(spec, f"{theirs}.mlp", f"{ours}.mlp", spec.ffn_hidden)
     yield _single("model.norm.weight", "norm.weight", (h,))
     yield from _head(spec)
+
+
+def _attention(spec: ModelSpec, theirs: str, ours: str) -> Iterator[Weight]:
+    h, q, kv = spec.hidden, spec.query_dim, spec.kv_dim
+    yield _single(f"{theirs}.q_proj.weight", f"{ours}.wq.weight", (q, h))
+    yield _single(f"{theirs}.k_proj.weight", f"{ours}.wk.weight", (kv, h))
+    yield _single(f"{theirs}.v_proj.weight", f"{ours}.wv.weight", (kv, h))
+    yield _single(f"{theirs}.o_proj.weight", f"{ours}.wo.weight", (h, q))
+    if spec.qk_norm:
+        for norm in ("q_norm.weight", "k_norm.weight"):
+            yield _single(f"{theirs}.{norm}", f"{ours}.{norm}", (spec.head_dim,))
+
+
+def _latent_attention(spec: ModelSpec, theirs: str, ours: str) -> Iterator[Weight]:
+    h, q, q_rank, kv_rank = spec.hidden, spec.query_dim, spec.q_lora_rank, spec.kv_lora_rank
+    rotary = spec.rope_dim
+    heads = Pairs(spec.head_dim, rotary)
+    if q_rank:
+        yield _single(f"{theirs}.q_a_proj.weight", f"{ours}.wq_down.weight", (q_rank, h))
+        yield _single(f"{theirs}.q_a_layernorm.weight", f"{ours}.q_down_norm.weight", (q_rank,))
+        yield _single(f"{theirs}.q_b_proj.weight", f"{ours}.wq_up.weight", (q, q_rank), heads)
+    else:
+        yield _single(f"{theirs}.q_proj.weight", f"{ours}.wq.weight", (q, h), heads)
+    down, up = kv_rank + rotary, spec.heads * (spec.head_dim - rotary) + spec.value_dim
+    down_pairs = Pairs(down, rotary)
+    kv_a = f"{theirs}.kv_a_proj_with_mqa.weight"
+    yield _single(kv_a, f"{ours}.wkv_down.weight", (down, h), down_pairs)
+    yield _single(f"{theirs}.kv_a_layernorm.weight", f"{ours}.kv_down_norm.weight", (kv_rank,))
+    yield _single(f"{theirs}.kv_b_proj.weight", f"{ours}.wkv_up.weight", (up, kv_rank))
+    yield _single(f"{theirs}.o_proj.weight", f"{ours}.wo.weight", (h, spec.value_dim))
+
+
+def _swiglu(spec: ModelSpec, theirs: str, ours: str, width: int) -> Iterator[Weight]:
+    for hf_name, name in _SWIGLU:
+        shape = (spec.hidden, width) if name == "down" else (width, spec.hidden)
+        yield _single(f"{theirs}.{hf_name}.weight", f"{ours}.{name}.weight", shape)
+
+
+def _experts(spec: ModelSpec, layer: str, ours: str) -> Iterator[Weight]:
+    """Router, routed experts one matrix of all after the other, shared experts."""
+    mixtral = spec.family == "mixtral"
+    theirs = f"{layer}.{'block_sparse_moe' if mixtral else 'mlp'}"
+    count, h, f = spec.n_experts, spec.hidden, spec.expert_ffn_hidden
+    yield _single(f"{theirs}.gate.weight", f"{ours}.router.weight", (count, h))
+    if spec.family == "deepseek_v3":
+        bias = f"{theirs}.gate.e_score_correction_bias"
+        yield _single(bias, f"{ours}.router.bias", (count,))
+    for hf_name, name in _MIXTRAL_SWIGLU if mixtral else _SWIGLU:
+        shape = (h, f) if name == "down" else (f, h)
+        for expert in range(count):
+            part = Part(f"{ours}.experts.{name}", shape, expert, count)
+            yield Weight(f"{theirs}.experts.{expert}.{hf_name}.weight", (part,))
+    if spec.n_shared_experts:
+        shared = f"{theirs}.shared_experts"
+        yield from _swiglu(spec, shared, f"{ours}.shared", spec.n_shared_experts * f)
 
 
 def _gpt2(spec: ModelSpec) -> Iterator[Weight]:
@@ -125,8 +122,8 @@ def _gpt2(spec: ModelSpec) -> Iterator[Weight]:
     yield from _head(spec)
 
 
-def _single(theirs: str, ours: str, shape: Shape) -> Weight:
-    return Weight(theirs, (Part(ours, shape),))
+def _single(theirs: str, ours: str, shape: Shape, pairs: Pairs | None = None) -> Weight:
+    return Weight(theirs, (Part(ours, shape),), pairs=pairs)
 
 
 def _layer_norm(theirs: str, ours: str, hidden: int) -> Iterator[Weight]:

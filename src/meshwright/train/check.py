@@ -13,8 +13,8 @@ from meshwright.base.events import EventWriter, Kind, WorkerContext
 from meshwright.plan.job import Job
 from meshwright.train.batches import step_batches
 from meshwright.train.compare import GRADIENTS, STATE, TRACE
-from meshwright.train.device import threads_per_worker
-from meshwright.train.state import owned_gradients, owned_state, save
+from meshwright.train.device import pick_device, threads_per_worker
+from meshwright.train.state import load_state, owned_gradients, owned_state, save
 from meshwright.train.trainer import Trainer
 from meshwright.train.worker import joined, open_samples
 
@@ -27,6 +27,8 @@ class CheckArgs:
     train_prefix: str
     steps: int
     out_dir: str
+    end_of_text: int
+    start_from: str | None = None  # a checkpoint; None: weights are drawn
 
 
 def main(context: WorkerContext) -> None:
@@ -36,13 +38,17 @@ def main(context: WorkerContext) -> None:
     torch.set_num_threads(threads_per_worker(context.world))
     events = EventWriter(context.event_fd, context.rank)
     with joined(context, job) as mesh:
-        trainer = Trainer(job, mesh, torch.device("cpu"))
-        trainer.initialise()
+        device = pick_device(context.rank, context.world)
+        trainer = Trainer(job, mesh, device, args.end_of_text)
+        if args.start_from is None:
+            trainer.initialise()
+        else:
+            load_state(trainer, Path(args.start_from))
         samples = open_samples(args.train_prefix, job)
         trace = []
         for step in range(args.steps):
             events.emit(Kind.PROGRESS, step=step + 1)
-            agreed = trainer.gradients(step_batches(job, mesh, samples, step))
+            agreed = trainer.gradients(step_batches(job, mesh, samples, step), step=step)
             if step == 0:
                 mean = owned_gradients(trainer, 1 / max(agreed.tokens, 1))
                 save(out / GRADIENTS, 0, mesh, mean, {})

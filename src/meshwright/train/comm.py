@@ -7,22 +7,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 Collective = Callable[..., dist.Work | None]
 
-# Renamed in torch 2.13; the older names do the same.
+# Renamed in torch 2.13; the older name does the same.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass
 class Clock:
-    """Seconds this rank spent in each phase since the last `take()`."""
+    """Seconds this rank spent in each phase since the last `take()`.
+
+    On a GPU it is the stream that waits for communication, while the process goes on: there events
+    on either side of the wait time it, and count once the GPU has passed them.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
+    _stalls: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -33,28 +39,56 @@ class Clock:
         finally:
             self.add(name, time.perf_counter() - start)
 
+    @contextmanager
+    def communication(self) -> Iterator[None]:
+        """Add the time that the body waits for other ranks to phase `comm`."""
+        if not torch.cuda.is_initialized():
+            with self.phase("comm"):
+                yield
+            return
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        try:
+            yield
+        finally:
+            end.record()
+            self._stalls.append((start, end))
+
     def add(self, name: str, seconds: float) -> None:
         """Add `seconds` to phase `name`."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def take(self) -> dict[str, float]:
         """The sums so far; start again from zero."""
+        passed = [end.query() for _, end in self._stalls]
+        for (start, end), is_past in zip(self._stalls, passed, strict=True):
+            if is_past:
+                self.add("comm", start.elapsed_time(end) / 1e3)
+        self._stalls = [s for s, is_past in zip(self._stalls, passed, strict=True) if not is_past]
         taken, self.seconds = self.seconds, {}
         return taken
 
 
 class Pending:
-    """A collective under way; `wait()` is timed as communication."""
+    """A collective under way; `wait()` is timed as communication. `finish` then runs, once."""
 
-    def __init__(self, work: dist.Work | None, clock: Clock) -> None:
-        self._work, self._clock = work, clock
+    def __init__(
+        self,
+        work: dist.Work | None,
+        clock: Clock,
+        finish: Callable[[], object] | None = None,
+    ) -> None:
+        self._work, self._clock, self._finish = work, clock, finish
 
     def wait(self) -> None:
         """Block until the collective is done. Raises RuntimeError if a peer is gone."""
         if self._work is not None:
-            with self._clock.phase("comm"):
+            with self._clock.communication():
                 self._work.wait()
             self._work = None
+        if self._finish is not None:
+            finish, self._finish = self._finish, None
+            finish()
 
 
 @dataclass(frozen=True)
@@ -88,18 +122,56 @@ class Axis:
 
     def all_gather(self, out: Tensor, x: Tensor) -> None:
         """`out` [size * n, ...] becomes every rank's `x` [n, ...] in rank order."""
+        self.start_all_gather(out, x).wait()
+
+    def start_all_gather(self, out: Tensor, x: Tensor) -> Pending:
+        """As `all_gather`, under way when this returns; `out` must not be `x`."""
         if self.size == 1:
             out.copy_(x)
-        Pending(self._start(_all_gather_single, out, x), self.clock).wait()
+        return Pending(self._start(_all_gather_single, out, x), self.clock)
 
     def reduce_scatter(self, out: Tensor, x: Tensor) -> None:
         """`out` [n, ...] becomes this rank's slice of the sum of `x` [size * n, ...]."""
+        self.start_reduce_scatter(out, x).wait()
+
+    def start_reduce_scatter(self, out: Tensor, x: Tensor) -> Pending:
+        """As `reduce_scatter`, under way when this returns.
+
+        Slices are exchanged and added up in rank order: the same bytes as a ring, and the bits of
+        an element do not depend on its place in the buffer.
+        """
         if self.size == 1:
             out.copy_(x)
-        Pending(self._start(_reduce_scatter_single, out, x), self.clock).wait()
+            return Pending(None, self.clock)
+        slices = torch.empty_like(x)
+        work = self._start(dist.all_to_all_single, slices, x)
+        parts = slices.view(self.size, *out.shape)
+        return Pending(work, self.clock, lambda: torch.sum(parts, dim=0, out=out))
 
-    def _start(self, collective: Collective, *tensors: Tensor) -> dist.Work | None:
+    def all_to_all(self, out: Tensor, x: Tensor, out_rows: list[int], in_rows: list[int]) -> None:
+        """Send `in_rows[i]` rows of `x` to rank i, receive `out_rows[i]` rows of `out` from it."""
+        self.start_all_to_all(out, x, out_rows, in_rows).wait()
+
+    def start_all_to_all(
+        self, out: Tensor, x: Tensor, out_rows: list[int], in_rows: list[int]
+    ) -> Pending:
+        """As `all_to_all`, under way when this returns."""
+        if self.size == 1:
+            out.copy_(x)
+        return Pending(self._start(dist.all_to_all_single, out, x, out_rows, in_rows), self.clock)
+
+    def send(self, x: Tensor, index: int) -> Pending:
+        """Send `x` to the rank at place `index` of the axis; `x` must live until it is done."""
+        with self.clock.phase("comm"):
+            return Pending(dist.isend(x, dst=self.ranks[index], group=self.group), self.clock)
+
+    def receive(self, out: Tensor, index: int) -> Pending:
+        """Receive into `out` what the rank at place `index` sends next to this one."""
+        with self.clock.phase("comm"):
+            return Pending(dist.irecv(out, src=self.ranks[index], group=self.group), self.clock)
+
+    def _start(self, collective: Collective, *args: Any) -> dist.Work | None:
         if self.size == 1:
             return None
         with self.clock.phase("comm"):
-            return collective(*tensors, group=self.group, async_op=True)
+            return collective(*args, group=self.group, async_op=True)

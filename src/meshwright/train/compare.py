@@ -24,6 +24,8 @@ _KINDS = {
     "param": "parameter",
     "adamw.m": "first moment",
     "adamw.v": "second moment",
+    "router.bias": "router bias",
+    "router.load": "router load",
 }
 
 
@@ -42,7 +44,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class StepDifference:
-    """One step of the reference and of the layout."""
+    """One step of the reference and of the layout; `loss_rel` is the larger one of the loss and of
+    what routers add to it."""
 
     step: int
     loss: float
@@ -56,7 +59,7 @@ class TensorDifference:
     """|theirs - reference| / |reference| in the 2-norm, the norms' ratio, and the larger norm."""
 
     name: str
-    what: str  # gradient, parameter, first moment or second moment
+    what: str  # gradient, parameter, first or second moment, router bias or load
     rel: float
     norm_ratio: float
     norm: float
@@ -121,7 +124,7 @@ def _steps(reference: Path, theirs: Path) -> Iterator[StepDifference]:
         yield StepDifference(
             step=step,
             loss=other["loss"],
-            loss_rel=_relative(other["loss"], ours["loss"]),
+            loss_rel=max(_relative(other[key], ours[key]) for key in ("loss", "router_loss")),
             grad_norm=other["grad_norm"],
             grad_norm_rel=_relative(other["grad_norm"], ours["grad_norm"]),
         )
@@ -147,9 +150,11 @@ def _relative(value: float, reference: float) -> float:
 
 def _tensors(reference: Path, theirs: Path, limit: float) -> Iterator[TensorDifference]:
     ours, other = _open(reference), _open(theirs)
-    if unequal := set(ours.names) ^ set(other.names):
+    names = [name for name in ours.names if name.partition("/")[0] in _KINDS]
+    theirs_too = [name for name in other.names if name.partition("/")[0] in _KINDS]
+    if unequal := set(names) ^ set(theirs_too):
         raise CheckpointError(f"{theirs}: only one of both runs has {', '.join(sorted(unequal))}")
-    for stored in ours.names:
+    for stored in names:
         kind, _, name = stored.partition("/")
         what = _KINDS[kind]
         yield tensor_difference(name, what, ours.read(stored), other.read(stored), limit)

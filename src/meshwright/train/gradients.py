@@ -13,28 +13,37 @@ from meshwright.train.mesh import Mesh
 from meshwright.train.parallel.flat import FlatGroup, Slot
 from meshwright.train.parallel.pipeline import StepSums
 
+_ROW = 4096  # numbers whose squares are added up in fp32
+
 
 @dataclass(frozen=True)
 class Vote:
-    """What all ranks agree on at the end of a step; `grad_norm` is that of the mean gradient."""
+    """What all ranks agree on at the end of a step; `grad_norm` is that of the mean gradient,
+    `router_loss` what the routers' losses add to the mean `loss`."""
 
     loss: float
     tokens: int
     grad_norm: float
     stop: bool
+    router_loss: float = 0.0
+
+    @property
+    def finite(self) -> bool:
+        """Whether the step can be applied."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
 def finish_gradients(groups: list[FlatGroup], mesh: Mesh) -> None:
     """Add the parts of gradients that stand on ranks outside the data-parallel axes.
 
-    Weights that every tp rank holds whole saw only their slice of the sequence: summed over tp. A
-    tied table has a part from the embedding and one from the head: summed over both ends. After
+    Weights that every tp rank holds whole may have seen only their slice of the sequence, or only
+    their rank's heads or experts: summed over tp. A tied table has a part from the embedding and
+    one from the head: summed over both ends. An expert at several places has a part at each. After
     this every gradient is the sum over all tokens of the step.
     """
     spans = [(slot, group.grad[here]) for group in groups for slot, here, _ in group.spans()]
-    if mesh.layout.sequence_parallel:
-        _sum_over(mesh.tp, [grad for slot, grad in spans if slot.whole])
-    _sum_over(mesh.ends, [grad for slot, grad in spans if slot.tied])
+    _sum_over(mesh.tp, [grad for slot, grad in spans if slot.partial])
+    _sum_tied(mesh.ends, [grad for slot, grad in spans if slot.tied])
 
 
 def _sum_over(axis: Axis, parts: list[Tensor]) -> None:
@@ -47,39 +56,80 @@ def _sum_over(axis: Axis, parts: list[Tensor]) -> None:
         part.copy_(total)
 
 
-def counts_here(slot: Slot, mesh: Mesh) -> bool:
+def _sum_tied(ends: Axis, copies: list[Tensor]) -> None:
+    """Sum the parts of the tied table, of which a rank that runs both ends has two."""
+    if len(copies) == 2:
+        copies[0].add_(copies[1])
+        copies[1].copy_(copies[0])
+        return
+    _sum_over(ends, copies)
+
+
+def counts_here(group: FlatGroup, slot: Slot, mesh: Mesh) -> bool:
     """Whether this rank answers for `slot`: of all equal copies exactly one does."""
-    return mesh.at.dp_replicate == 0 and not slot.copy and (not slot.whole or mesh.tp.index == 0)
+    sliced_or_first = not slot.whole or mesh.tp.index == 0
+    return group.replicas.index == 0 and not slot.copy and sliced_or_first
 
 
-def square_sum(groups: list[FlatGroup], mesh: Mesh) -> float:
-    """Sum of squares of the gradients this rank answers for."""
-    norms = [
-        torch.linalg.vector_norm(group.grad[here])
+def square_sum(groups: list[FlatGroup], mesh: Mesh) -> Tensor | float:
+    """Sum of squares of the gradients this rank answers for, fp64."""
+    # An expert that changes places is cut and added up elsewhere: in fp64 no bit of the clip shows.
+    precise = torch.float64 if mesh.layout.rebalance_above else torch.float32
+    squares = [
+        _squares(group.grad[here], precise)
         for group in groups
         for slot, here, _ in group.spans()
-        if counts_here(slot, mesh)
+        if counts_here(group, slot, mesh)
     ]
-    return float(torch.stack(norms).double().square().sum()) if norms else 0.0
+    return torch.stack(squares).sum() if squares else 0.0
 
 
-def vote(groups: list[FlatGroup], sums: StepSums, mesh: Mesh, stop: bool) -> Vote:
-    """Agree on loss, valid tokens, gradient norm and whether to stop, in one small all-reduce."""
-    reports_loss = mesh.last_stage and mesh.tp.index == 0
+def _squares(x: Tensor, precision: torch.dtype) -> Tensor:
+    """Sum of squares of a flat `x`, fp64, from norms of rows in `precision`.
+
+    A norm of millions of numbers in fp32 is off by 1e-3 on a CPU, which adds them one by one; that
+    of a row is not, and fp64 throughout would take ten times as long.
+    """
+    edge = x.numel() // _ROW * _ROW
+    rows = torch.linalg.vector_norm(x[:edge].view(-1, _ROW), dim=1, dtype=precision)
+    rest = torch.linalg.vector_norm(x[edge:], dtype=precision)
+    total: Tensor = rows.double().square().sum() + rest.double().square()
+    return total
+
+
+def vote(
+    groups: list[FlatGroup], sums: StepSums, mesh: Mesh, stop: bool, loss_scale: float = 1.0
+) -> Vote:
+    """Agree on loss, valid tokens, gradient norm and whether to stop, in one small all-reduce: the
+    one time in a step that this process waits for the chip.
+
+    Gradients are those of `loss_scale` times the loss; what is agreed on is not.
+    """
+    # The other tp ranks have computed the same; only the last stage has any loss or tokens.
+    counted = mesh.tp.index == 0
     mine = [
         square_sum(groups, mesh),
-        float(sums.loss) if reports_loss else 0.0,
-        float(sums.tokens) if reports_loss else 0.0,
+        sums.loss if counted else 0.0,
+        sums.tokens if counted else 0.0,
         float(stop),
+        sums.penalty,
     ]
-    total = torch.tensor(mine, dtype=torch.float64)
+    total = torch.stack([_fp64(x, sums.loss.device) for x in mine])
     mesh.world.all_reduce(total)
-    squares, loss, tokens, stops = total.tolist()
+    squares, loss, tokens, stops, penalty = total.tolist()
     count = max(tokens, 1.0)
-    return Vote(loss / count, int(tokens), math.sqrt(squares) / count, stops > 0)
+    # In fp32 it is the same whatever the order in which ranks and experts were added up in fp64.
+    norm = float(torch.tensor(math.sqrt(squares) / loss_scale, dtype=torch.float32))
+    return Vote(loss / count, int(tokens), norm / count, stops > 0, penalty / count)
 
 
-def gradient_divisor(agreed: Vote, clip: float) -> float:
-    """What the summed gradients are divided by: the valid tokens, and more where the norm of their
-    mean exceeds `clip`, so that it comes to `clip`."""
-    return max(agreed.tokens, 1) * max(1.0, agreed.grad_norm / clip)
+def _fp64(x: Tensor | float, device: torch.device) -> Tensor:
+    if isinstance(x, Tensor):
+        return x.double()
+    return torch.full((), x, dtype=torch.float64, device=device)
+
+
+def gradient_divisor(agreed: Vote, clip: float, loss_scale: float = 1.0) -> float:
+    """What the summed gradients are divided by: the valid tokens and the loss scale, and more where
+    the norm of their mean exceeds `clip`, so that it comes to `clip`."""
+    return max(agreed.tokens, 1) * max(1.0, agreed.grad_norm / clip) * loss_scale

@@ -42,10 +42,19 @@ def _uniform(key: int, counter: Tensor) -> Tensor:
     return (_shift_right(word, 11).double() + 0.5) * 2.0**-53
 
 
+def _key(seed: int, name: str) -> int:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
+def uniform(seed: int, name: str, index: Tensor) -> Tensor:
+    """fp64 draws from (0, 1), one for each element `index` (int64) of what `name` names."""
+    return _uniform(_key(seed, name), index)
+
+
 def normal(seed: int, name: str, index: Tensor, std: float) -> Tensor:
     """fp32 draws from N(0, std^2), one for each element `index` (int64) of parameter `name`."""
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    key = int.from_bytes(digest[:8], "little")
+    key = _key(seed, name)
     radius = (-2.0 * _uniform(key, 2 * index).log()).sqrt()
     angle = (2.0 * math.pi) * _uniform(key, 2 * index + 1)
     return (radius * angle.cos() * std).float()
@@ -58,9 +67,10 @@ def initial_values(spec: ModelSpec, seed: int, name: str, index: Tensor) -> Tens
     residual stream divided by sqrt(2 layers) (GPT-2, Radford et al. 2019, section 2.3).
     """
     *_, module, kind = name.split(".")
+    role = kind if module == "experts" else module
     if kind == "bias":
         return torch.zeros(index.shape, device=index.device)
-    if module.endswith("norm"):
+    if role.endswith("norm"):
         return torch.ones(index.shape, device=index.device)
-    std = 0.02 / math.sqrt(2 * spec.layers) if module in ("wo", "down") else 0.02
+    std = 0.02 / math.sqrt(2 * spec.layers) if role in ("wo", "down") else 0.02
     return normal(seed, name, index, std)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from meshwright.data.windows import TrainSamples, Windows
 from meshwright.train.batches import held_out_batches, step_batches
 from meshwright.train.gradients import Vote
 from meshwright.train.optim import learning_rate
-from meshwright.train.state import owned_state, save
+from meshwright.train.state import owned_state, save, trainer_meta
 from meshwright.train.trainer import Trainer
 
 _PROFILE_EVERY = 20  # steps between two reports of a rank's time split
@@ -78,20 +77,32 @@ class TrainLoop:
         clock.take()
         with clock.phase("data"):
             batches = step_batches(self.job, self.mesh, self.inputs.train, step - 1)
-        agreed = self.trainer.gradients(batches, self.stop.requested)
-        if not math.isfinite(agreed.grad_norm) or not math.isfinite(agreed.loss):
+        agreed = self.trainer.gradients(batches, self.stop.requested, step - 1)
+        if not agreed.finite and not self.trainer.may_skip:
             raise RunError(
                 f"step {step}: loss {agreed.loss}, gradient norm {agreed.grad_norm}; "
                 "nothing was updated: lower optimizer.lr or resume from a checkpoint before it"
             )
         with clock.phase("optimizer"):
-            self.trainer.update(step - 1, agreed)
+            moves = self.trainer.update(step - 1, agreed)
         wall_s = time.perf_counter() - start
         spent = clock.take()
         self._profile.add(wall_s, spent)
-        if self.mesh.rank == 0:
+        if self.mesh.rank == 0 and not agreed.finite:
+            scale = self.trainer.loss_scale.scale
+            self._say(Kind.STEP_SKIPPED, step=step, loss_scale=scale)
+        elif self.mesh.rank == 0:
             self._report_step(step, agreed, wall_s, spent)
+        if self._speaks_for_stage:
+            for move in moves:
+                self.events.emit(Kind.EXPERTS_MOVED, step=step, **asdict(move))
         return agreed
+
+    @property
+    def _speaks_for_stage(self) -> bool:
+        """Whether this rank reports what all ranks of its pipeline stages know."""
+        at = self.mesh.at
+        return not any((at.dp_replicate, at.dp_shard, at.cp, at.tp))
 
     def _report_step(self, step: int, agreed: Vote, wall_s: float, spent: dict[str, float]) -> None:
         tokens_per_s = agreed.tokens / wall_s
@@ -108,6 +119,7 @@ class TrainLoop:
             data_wait_s=spent.get("data", 0.0),
             comm_wait_s=spent.get("comm", 0.0),
             predicted_step_time_s=None,
+            router_loss=agreed.router_loss,
         )
         self._say(Kind.METRICS, **asdict(metrics))
 
@@ -140,12 +152,18 @@ class TrainLoop:
             "data_position": step * self.job.data.global_batch,
             "layout": self.job.layout.label,
             "said": self._said,
+            **trainer_meta(self.trainer),
         }
 
     def _report_profile(self, step: int) -> None:
         profile = self._profile.report(self.mesh.rank, step)
         self._profile = _ProfileSums()
+        wire, plain = self.trainer.data.take_compressed_bytes()
+        profile = replace(profile, grad_wire_bytes=wire, grad_plain_bytes=plain)
         self.events.emit(Kind.RANK_PROFILE, **asdict(profile))
+        if self._speaks_for_stage:
+            for load in self.trainer.routing.loads(step):
+                self.events.emit(Kind.EXPERT_LOAD, **asdict(load))
 
 
 @dataclass

@@ -2,28 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from meshwright.plan.layout import Axis as AxisName
-from meshwright.plan.layout import Coordinates, Layout, coordinates, groups
+from meshwright.plan.layout import (
+    Coordinates,
+    ExpertAxis,
+    Layout,
+    coordinates,
+    domain_groups,
+    expert_groups,
+    groups,
+)
+from meshwright.plan.schedule import rank_of
 from meshwright.train.comm import Axis, Clock
+
+Groups = list[list[int]]
+NewGroup = Callable[[list[int]], dist.ProcessGroup | None]
+
+
+@dataclass(frozen=True)
+class ExpertAxes:
+    """The axes of the experts: `ep` shares them out, the others span their copies."""
+
+    ep: Axis
+    shards: Axis
+    replicas: Axis
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Axes of this rank. `ends` joins the first and the last stage (one rank if pp is 1)."""
+    """Axes of this rank.
+
+    `shards` and `replicas` span the copies of every weight but experts, over dp and cp; `levels`
+    cuts the replicas into those of this rank's domain and those across. `sequence` joins the ranks
+    that share a sequence (cp, and tp where routers see slices of it), `lanes` those of a stage that
+    see different tokens. `down` and `up` join the stages, one for each direction, so that no
+    receive of one stands before a send of the other. `ends` joins the ranks of the first and the
+    last stage.
+    """
 
     layout: Layout
     rank: int
     at: Coordinates
     clock: Clock
     tp: Axis
-    dp_shard: Axis
-    dp_replicate: Axis
-    pp: Axis
+    cp: Axis
+    shards: Axis
+    replicas: Axis
+    levels: tuple[Axis, Axis]
+    experts: ExpertAxes
+    sequence: Axis
+    lanes: Axis
+    down: Axis
+    up: Axis
     ends: Axis
     world: Axis
 
@@ -32,49 +68,75 @@ class Mesh:
         """Place among all data-parallel ranks, replicate-major."""
         return self.at.dp_replicate * self.layout.dp_shard + self.at.dp_shard
 
-    @property
-    def first_stage(self) -> bool:
-        """Whether this rank holds the embedding."""
-        return self.at.pp == 0
-
-    @property
-    def last_stage(self) -> bool:
-        """Whether this rank holds the head."""
-        return self.at.pp == self.layout.pp - 1
-
     def wait_for_all(self) -> None:
         """Return once every rank has come here."""
         self.world.all_reduce(torch.zeros(1))
 
 
-def build_mesh(layout: Layout, rank: int, clock: Clock) -> Mesh:
-    """Create every process group of `layout`; all ranks must call it, in the same order."""
+def build_mesh(layout: Layout, rank: int, clock: Clock, new_group: NewGroup | None = None) -> Mesh:
+    """Create every process group of `layout`; all ranks must call it, in the same order.
+
+    `new_group` makes a group of the ranks that it is given, in the place of torch's: a dry run has
+    no peers to meet.
+    """
+    join, made = _joiner(rank, clock, new_group or _meet), dict[str, Axis]()
+
+    def joined(all_groups: Groups) -> Axis:
+        """Kinds with the same groups share them."""
+        key = repr(all_groups)
+        if key not in made:
+            made[key] = join(all_groups)
+        return made[key]
 
     def axis(*names: AxisName) -> Axis:
-        return _join(groups(layout, *names), rank, clock)
+        return joined(groups(layout, *names))
 
+    def expert_axis(name: ExpertAxis) -> Axis:
+        return joined(expert_groups(layout, name))
+
+    sharded = layout.zero_stage > 0
+    split_lanes = layout.tp > 1 and layout.etp != layout.tp
     pipelines = groups(layout, "pp")
-    ends = [[p[0], p[-1]] for p in pipelines] if layout.pp > 1 else [[p[0]] for p in pipelines]
-    everyone = tuple(range(layout.world))
+    last = rank_of(layout.virtual_stages - 1, layout.schedule, layout.pp)
     return Mesh(
         layout=layout,
         rank=rank,
         at=coordinates(layout, rank),
         clock=clock,
         tp=axis("tp"),
-        dp_shard=axis("dp_shard"),
-        dp_replicate=axis("dp_replicate"),
-        pp=axis("pp"),
-        ends=_join(ends, rank, clock),
-        world=Axis(everyone, rank, None, clock),
+        cp=axis("cp"),
+        shards=axis(*(("dp_shard", "cp") if sharded else ())),
+        replicas=axis("dp_replicate", *(() if sharded else ("dp_shard", "cp"))),
+        levels=(
+            joined(domain_groups(layout, "inside")),
+            joined(domain_groups(layout, "across")),
+        ),
+        experts=ExpertAxes(*(expert_axis(name) for name in ("ep", "shards", "replicas"))),
+        sequence=axis("cp", *(("tp",) if split_lanes else ())),
+        lanes=axis("dp_replicate", "dp_shard", "cp", *(("tp",) if split_lanes else ())),
+        down=join(pipelines),
+        up=join(pipelines),
+        ends=join([sorted({p[0], p[last]}) for p in pipelines]),
+        world=Axis(tuple(range(layout.world)), rank, None, clock),
     )
 
 
-def _join(all_groups: list[list[int]], rank: int, clock: Clock) -> Axis:
-    """This rank's group among `all_groups`; a rank in none of them gets an axis of its own."""
-    mine = Axis((rank,), 0, None, clock)
-    for ranks in all_groups:
-        group = dist.new_group(ranks) if len(ranks) > 1 else None
-        if rank in ranks:
-            mine = Axis(tuple(ranks), ranks.index(rank), group, clock)
-    return mine
+def _meet(ranks: list[int]) -> dist.ProcessGroup | None:
+    group: dist.ProcessGroup | None = dist.new_group(ranks, use_local_synchronization=True)
+    return group
+
+
+def _joiner(rank: int, clock: Clock, new_group: NewGroup) -> Callable[[Groups], Axis]:
+    """A function that makes the groups of a kind and returns this rank's axis.
+
+    Only the members of a group meet to make it. Its name counts the groups a member has made
+    before, so all members must have made as many: every kind but the last gives each rank a group
+    of the same size.
+    """
+
+    def join(all_groups: Groups) -> Axis:
+        ranks = next((ranks for ranks in all_groups if rank in ranks), [rank])
+        group = new_group(ranks) if len(ranks) > 1 else None
+        return Axis(tuple(ranks), ranks.index(rank), group, clock)
+
+    return join

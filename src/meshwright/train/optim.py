@@ -35,12 +35,18 @@ class _Part:
     second_moment: Tensor
     updates: Tensor
 
+    @property
+    def grad_at_home(self) -> Tensor:
+        """The gradient in the type of the master and where that lives; itself if it is so."""
+        return self.grad.to(self.master.device, self.master.dtype)
+
 
 class MasterOptimizer:
     """AdamW over the fp32 master shards; no decay on norms and biases. arXiv 1711.05101.
 
-    It calls the fused kernel that `torch.optim.AdamW(fused=True)` calls, since the first torch
-    optimizer that a process makes imports the compiler: 2.4 s of CPU on each rank.
+    Moments live where the masters do: on the host if they are offloaded, where the update is then
+    computed too. It calls the fused kernel that `torch.optim.AdamW(fused=True)` calls, since the
+    first torch optimizer that a process makes imports the compiler: 2.4 s of CPU on each rank.
     """
 
     def __init__(self, groups: list[FlatGroup], settings: OptimizerSection) -> None:
@@ -61,31 +67,35 @@ class MasterOptimizer:
         self._update(self._decayed, lr, self._settings.weight_decay, divisor)
         self._update(self._plain, lr, 0.0, divisor)
 
+    @property
+    def updates_done(self) -> int:
+        """How many updates the moments have seen."""
+        parts = (*self._decayed, *self._plain)
+        return int(parts[0].updates) if parts else 0
+
     def set_updates_done(self, updates: int) -> None:
         """After a resume: how many updates the moments have seen (bias correction)."""
         for part in (*self._decayed, *self._plain):
             part.updates.fill_(updates)
 
     def _update(self, parts: list[_Part], lr: float, weight_decay: float, divisor: float) -> None:
-        if not parts:
-            return
-        for part in parts:
-            part.updates.add_(1)
         beta1, beta2 = self._settings.betas
-        torch._fused_adamw_(
-            [part.master for part in parts],
-            [part.grad for part in parts],
-            [part.first_moment for part in parts],
-            [part.second_moment for part in parts],
-            [],
-            [part.updates for part in parts],
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=weight_decay,
-            eps=self._settings.eps,
-            amsgrad=False,
-            maximize=False,
-            # One pass over the gradients fewer than scaling them first.
-            grad_scale=torch.tensor(divisor, device=parts[0].master.device),
-        )
+        for part in parts:  # one by one: a gradient of another type or place is copied for it
+            part.updates.add_(1)
+            torch._fused_adamw_(
+                [part.master],
+                [part.grad_at_home],
+                [part.first_moment],
+                [part.second_moment],
+                [],
+                [part.updates],
+                lr=lr,
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=weight_decay,
+                eps=self._settings.eps,
+                amsgrad=False,
+                maximize=False,
+                # One pass over the gradients fewer than scaling them first.
+                grad_scale=torch.full((), divisor, device=part.master.device),
+            )

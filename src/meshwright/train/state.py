@@ -15,26 +15,38 @@ from meshwright.checkpoint.reader import Reader
 from meshwright.checkpoint.store import Commit
 from meshwright.train.gradients import counts_here
 from meshwright.train.mesh import Mesh
-from meshwright.train.parallel.flat import Slot
+from meshwright.train.parallel.flat import FlatGroup, Slot
+from meshwright.train.precision.scaling import LossScale
 from meshwright.train.trainer import Trainer
 
 GRADIENT, PARAMETER, FIRST_MOMENT, SECOND_MOMENT = "gradient/", "param/", "adamw.m/", "adamw.v/"
 
 
-def _state(trainer: Trainer) -> Iterator[tuple[Slot, Piece, Tensor]]:
+def _state(trainer: Trainer) -> Iterator[tuple[FlatGroup, Slot, Piece, Tensor]]:
     """Every piece of parameters and moments this rank holds, with the memory behind it."""
     for group, (m, v) in zip(trainer.data.groups, trainer.optimizer.moments, strict=True):
         for prefix, flat in ((PARAMETER, group.master), (FIRST_MOMENT, m), (SECOND_MOMENT, v)):
             for slot, here, part in group.spans():
-                yield slot, group.piece(slot, part, prefix), flat[here]
+                yield group, slot, group.piece(slot, part, prefix), flat[here]
 
 
 def owned_state(trainer: Trainer) -> dict[Piece, FloatArray]:
     """The pieces this rank saves: over all ranks every element exactly once."""
     return {
-        piece: values.numpy()
-        for slot, piece, values in _state(trainer)
-        if counts_here(slot, trainer.mesh)
+        piece: values.cpu().numpy()
+        for group, slot, piece, values in _state(trainer)
+        if counts_here(group, slot, trainer.mesh)
+    } | _router_state(trainer)
+
+
+def _router_state(trainer: Trainer) -> dict[Piece, FloatArray]:
+    """Loads and biases of routers, which all ranks of a stage share: its first rank saves them."""
+    mesh = trainer.mesh
+    if any((mesh.at.dp_replicate, mesh.at.dp_shard, mesh.at.cp, mesh.at.tp)):
+        return {}
+    return {
+        Piece.whole(name, tuple(values.shape)): values.cpu().numpy()
+        for name, values in {**trainer.routing.state(), **trainer.replacer.state()}.items()
     }
 
 
@@ -56,22 +68,44 @@ def save(
 def owned_gradients(trainer: Trainer, scale: float) -> dict[Piece, FloatArray]:
     """The pieces of the current gradients times `scale` that this rank answers for."""
     return {
-        group.piece(slot, part, GRADIENT): (group.grad[here] * scale).numpy()
+        group.piece(slot, part, GRADIENT): (group.grad[here].float() * scale).cpu().numpy()
         for group in trainer.data.groups
         for slot, here, part in group.spans()
-        if counts_here(slot, trainer.mesh)
+        if counts_here(group, slot, trainer.mesh)
+    }
+
+
+def trainer_meta(trainer: Trainer) -> dict[str, Any]:
+    """What a commit's meta must hold besides the pieces: updates that were made (in fp16 some steps
+    are skipped), and the loss scale with the precision that it is for."""
+    return {
+        "updates": trainer.optimizer.updates_done,
+        "precision": trainer.job.layout.precision,
+        "loss_scale": trainer.loss_scale.as_json(),
     }
 
 
 def load_state(trainer: Trainer, commit: Path) -> int:
     """Fill parameters and moments from the checkpoint at `commit`, of any layout.
 
-    Returns the number of updates it has seen, which is the step to go on with. Raises
-    CheckpointError if a tensor is missing or has another shape.
+    One that holds weights alone, for a run to start from, leaves moments and loads as they are.
+    Returns the step to go on with. Raises CheckpointError if a tensor is missing or has another
+    shape.
     """
     reader = Reader(commit)
-    for _, piece, values in _state(trainer):
-        values.copy_(torch.from_numpy(reader.read_piece(piece)))
-    trainer.optimizer.set_updates_done(reader.step)
+    weights_only = bool(reader.meta.get("weights_only"))
+    trainer.replacer.restore(
+        {name: reader.read(name) for name in trainer.replacer.state() if name in reader.names}
+    )
+    for _, _, piece, values in _state(trainer):
+        if not weights_only or piece.name.startswith(PARAMETER):
+            values.copy_(torch.from_numpy(reader.read_piece(piece)))
+    for name, values in trainer.routing.state().items():
+        if not weights_only or name in reader.names:
+            values.copy_(torch.from_numpy(reader.read(name)))
+    trainer.routing.seeded = not weights_only
+    if reader.meta.get("precision") == trainer.job.layout.precision:
+        trainer.loss_scale = LossScale.from_json(reader.meta["loss_scale"])
+    trainer.optimizer.set_updates_done(reader.meta.get("updates", reader.step))
     trainer.data.refresh()
     return reader.step

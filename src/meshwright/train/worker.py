@@ -17,11 +17,17 @@ from meshwright.data.store import open_store
 from meshwright.data.windows import TrainSamples, Windows
 from meshwright.plan.job import Job
 from meshwright.train.comm import Clock
-from meshwright.train.device import measure_peak_flops, threads_per_worker
+from meshwright.train.device import (
+    backend_for,
+    measure_peak_flops,
+    pick_device,
+    threads_per_worker,
+)
 from meshwright.train.loop import RunInputs, TrainLoop
 from meshwright.train.mesh import Mesh, build_mesh
+from meshwright.train.precision.apply import COMPUTE_DTYPES
 from meshwright.train.state import load_state
-from meshwright.train.trainer import DTYPES, Trainer
+from meshwright.train.trainer import Trainer
 
 _JOIN_TIMEOUT = timedelta(seconds=120)
 _COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -29,7 +35,8 @@ _COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 @dataclass(frozen=True)
 class TrainArgs:
-    """What `main` needs, as plain values. `resume_from` is a checkpoint folder or None."""
+    """What `main` needs, as plain values. `resume_from` is a checkpoint folder or None,
+    `end_of_text` the token that ends a document."""
 
     job: dict[str, Any]
     train_prefix: str
@@ -37,11 +44,13 @@ class TrainArgs:
     checkpoints: str
     resume_from: str | None
     baselines: dict[str, float]
+    end_of_text: int
 
 
 @contextmanager
 def joined(context: WorkerContext, job: Job) -> Iterator[Mesh]:
     """The mesh of this worker, its process groups alive inside the block."""
+    device = pick_device(context.rank, context.world)
     store = dist.TCPStore(  # type: ignore[attr-defined] # public, but not exported by its types
         "127.0.0.1",
         context.store_port,
@@ -52,7 +61,7 @@ def joined(context: WorkerContext, job: Job) -> Iterator[Mesh]:
         wait_for_workers=False,
     )
     dist.init_process_group(
-        "gloo",
+        backend_for(device),
         store=store,
         rank=context.rank,
         world_size=context.world,
@@ -72,9 +81,11 @@ def main(context: WorkerContext) -> None:
     torch.set_num_threads(threads_per_worker(context.world))
     peak = 0.0
     if context.rank == 0:  # the others wait for its store meanwhile
-        peak = measure_peak_flops(DTYPES[job.layout.precision], context.world)
+        dtype = COMPUTE_DTYPES[job.layout.precision]
+        peak = measure_peak_flops(dtype, pick_device(0, context.world), context.world)
     with joined(context, job) as mesh:
-        trainer = Trainer(job, mesh, torch.device("cpu"))
+        device = pick_device(context.rank, context.world)
+        trainer = Trainer(job, mesh, device, args.end_of_text)
         first_step = 0
         if args.resume_from is None:
             trainer.initialise()

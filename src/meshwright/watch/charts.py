@@ -77,7 +77,7 @@ def line_chart(
         _hover_bands(series, x),
         *(_dots(one, x, y) for one in series),
     ]
-    return _plot("line", label, body)
+    return plot("line", label, body)
 
 
 def fit_x(values: Sequence[float]) -> Scale:
@@ -86,7 +86,8 @@ def fit_x(values: Sequence[float]) -> Scale:
     return Scale(low, high) if high > low else Scale(low - 0.5, low + 0.5)
 
 
-def _plot(kind: str, label: str, body: Iterable[Markup], height_px: int | None = None) -> Markup:
+def plot(kind: str, label: str, body: Iterable[Markup], height_px: int | None = None) -> Markup:
+    """The plot area of one chart of the style-sheet class `kind`, around `body`."""
     style = Markup(' style="height:{}px"').format(height_px) if height_px else Markup("")
     opening = Markup('<svg class="plot {}" role="img" aria-label="{}"{}>')
     return opening.format(kind, label, style) + Markup("").join(body) + Markup("</svg>")
@@ -221,7 +222,7 @@ def stacked_bars(bars: Sequence[Bar], parts: Sequence[str], *, label: str) -> Ma
     for index, bar in enumerate(bars):
         name = bar.label if index % named_every == 0 else ""
         body.append(_bar(bar, parts, name, index * row_px, row_px, longest_s))
-    return _plot("bars", label, body, height_px=len(bars) * row_px)
+    return plot("bars", label, body, height_px=len(bars) * row_px)
 
 
 def _time_axis(longest_s: float) -> Markup:

@@ -1,4 +1,5 @@
-"""The layout drawn on its chips: columns are pipeline stages, rows are data-parallel ranks.
+"""The layout drawn on its chips: columns are pipeline ranks, rows are data-parallel ranks and, with
+context parallelism, the parts of their sequences.
 
 Chips of one tensor-parallel group touch. Boxes shrink as ranks grow in number: first they lose
 lines, at last they hold the rank alone; the tool-tip always tells everything.
@@ -19,6 +20,7 @@ _TALLEST_PX = 1400
 _STAGE_GAP_PX = 16
 _ROW_GAP_PX = 10
 _LEFT_PX = 44
+_CHAR_PX = 6.2  # mean width of a character of the headings and boxes
 _TOP_PX = 26
 _HUES = (215, 30, 160, 285, 55, 190, 340, 95)  # neighbours far apart, also for colour-blind eyes
 
@@ -33,6 +35,7 @@ class Detail:
 
 
 _DETAILS = (Detail(5, 114, 84), Detail(2, 66, 32), Detail(1, 26, 17))
+_DETAILS_CP = (Detail(5, 128, 84), Detail(2, 78, 32), Detail(1, 26, 17))  # room for one more axis
 
 
 @dataclass(frozen=True)
@@ -45,26 +48,46 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Arrangement:
-    """All boxes, their size, and the size of the drawing."""
+class Rows:
+    """The axes that rows stand for, and their sizes."""
 
-    detail: Detail
     replicas: int
     shards: int
-    boxes: tuple[Box, ...]
-    width_px: int
-    height_px: int
+    cp: int
 
-    def data_rank(self, place: RankPlace) -> str:
-        """`dp 3`, or `r1 s1` (replica, shard) where both axes are in use."""
+    def __len__(self) -> int:
+        return self.replicas * self.shards * self.cp
+
+    def index(self, place: RankPlace) -> int:
+        """The row of a rank."""
+        return (place.dp_replicate * self.shards + place.dp_shard) * self.cp + place.cp
+
+    def name(self, place: RankPlace) -> str:
+        """`dp 3`, or `r1 s1` (replica, shard) where both axes are in use; ` · cp 0` where cp is."""
+        return self._data_rank(place) + (f" · cp {place.cp}" if self.cp > 1 else "")
+
+    def _data_rank(self, place: RankPlace) -> str:
         if self.replicas > 1 and self.shards > 1:
             return f"r{place.dp_replicate} s{place.dp_shard}"
         return f"dp {place.dp_replicate * self.shards + place.dp_shard}"
 
 
 @dataclass(frozen=True)
+class Arrangement:
+    """All boxes, their size, and the size of the drawing."""
+
+    detail: Detail
+    rows: Rows
+    chunks: int
+    boxes: tuple[Box, ...]
+    left_px: int
+    width_px: int
+    height_px: int
+
+
+@dataclass(frozen=True)
 class _Cell:
-    """The chips of one stage and one data-parallel rank: `across` x `down` of them."""
+    """The chips of one pipeline rank and one row: `across` x `down` of them."""
 
     detail: Detail
     across: int
@@ -79,49 +102,54 @@ class _Cell:
         return self.down * self.detail.height_px + _ROW_GAP_PX
 
 
-def arrange(ranks: Sequence[RankPlace]) -> Arrangement:
-    """Positions of `ranks` in pixels, with as much detail as fits; no two boxes overlap."""
-    stages = 1 + max((place.pp for place in ranks), default=0)
-    shards = 1 + max((place.dp_shard for place in ranks), default=0)
-    replicas = 1 + max((place.dp_replicate for place in ranks), default=0)
-    tp = 1 + max((place.tp for place in ranks), default=0)
-    rows = replicas * shards
-    cell = _largest_cell(stages, rows, tp)
+def arrange(ranks: Sequence[RankPlace], chunks: int = 1) -> Arrangement:
+    """Positions of `ranks`, each with `chunks` pipeline stages, in pixels, with as much detail as
+    fits; no two boxes overlap."""
+    stages, replicas, shards, cp, tp = (
+        1 + max((getattr(place, axis) for place in ranks), default=0)
+        for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+    )
+    rows = Rows(replicas, shards, cp)
+    cell = _largest_cell(stages, len(rows), tp, _DETAILS_CP if cp > 1 else _DETAILS)
+    longest = max((len(rows.name(place)) for place in ranks), default=0)
+    left_px = max(_LEFT_PX, round(longest * _CHAR_PX) + 12)
     boxes = tuple(
         Box(
             place,
-            _LEFT_PX + place.pp * cell.pitch_x_px + place.tp % cell.across * cell.detail.width_px,
+            left_px + place.pp * cell.pitch_x_px + place.tp % cell.across * cell.detail.width_px,
             _TOP_PX
-            + (place.dp_replicate * shards + place.dp_shard) * cell.pitch_y_px
+            + rows.index(place) * cell.pitch_y_px
             + place.tp // cell.across * cell.detail.height_px,
         )
         for place in ranks
     )
     return Arrangement(
         detail=cell.detail,
-        replicas=replicas,
-        shards=shards,
+        rows=rows,
+        chunks=chunks,
         boxes=boxes,
-        width_px=_LEFT_PX + stages * cell.pitch_x_px - _STAGE_GAP_PX + 1,
-        height_px=_TOP_PX + rows * cell.pitch_y_px - _ROW_GAP_PX + 1,
+        left_px=left_px,
+        width_px=left_px + stages * cell.pitch_x_px - _STAGE_GAP_PX + 1,
+        height_px=_TOP_PX + len(rows) * cell.pitch_y_px - _ROW_GAP_PX + 1,
     )
 
 
-def _largest_cell(stages: int, rows: int, tp: int) -> _Cell:
+def _largest_cell(stages: int, rows: int, tp: int, details: Sequence[Detail]) -> _Cell:
     """The most detailed cell that fits; tp groups fold into lines where they are too wide."""
-    for detail in _DETAILS:
+    for detail in details:
         for across in (n for n in range(tp, 0, -1) if tp % n == 0):
             cell = _Cell(detail, across, tp // across)
             wide, tall = stages * cell.pitch_x_px, rows * cell.pitch_y_px
             if wide <= _WIDEST_PX and tall <= _TALLEST_PX:
                 return cell
     across = max(n for n in range(1, tp + 1) if tp % n == 0 and n <= 8)
-    return _Cell(_DETAILS[-1], across, tp // across)
+    return _Cell(details[-1], across, tp // across)
 
 
-def draw_layout(ranks: Sequence[RankPlace]) -> Markup:
-    """`ranks` as an SVG of fixed size that shrinks a little on narrow screens, then scrolls."""
-    plan = arrange(ranks)
+def draw_layout(ranks: Sequence[RankPlace], chunks: int = 1) -> Markup:
+    """`ranks`, each with `chunks` pipeline stages, as an SVG of fixed size that shrinks a little on
+    narrow screens, then scrolls."""
+    plan = arrange(ranks, chunks)
     body = [*_headings(plan), *(_chip(box, plan) for box in plan.boxes)]
     opening = Markup(
         '<svg class="chips" role="img" aria-label="layout on its chips" viewBox="0 0 {0} {1}"'
@@ -130,12 +158,14 @@ def draw_layout(ranks: Sequence[RankPlace]) -> Markup:
     return opening + Markup("").join(body) + Markup("</svg>")
 
 
-def describe(place: RankPlace) -> str:
+def describe(place: RankPlace, plan: Arrangement) -> str:
     """All that is known of one rank, for its tool-tip."""
+    column = "stage" if plan.chunks == 1 else f"{plan.chunks} stages of pipeline rank"
+    part = f"context part {place.cp}, " if plan.rows.cp > 1 else ""
     return (
         f"rank {place.rank} on {place.chip} ({place.node})\n"
-        f"stage {place.pp}: {layer_range(place.layers)}{_and(place.holds)}\n"
-        f"replica {place.dp_replicate}, shard {place.dp_shard}, tensor slice {place.tp}\n"
+        f"{column} {place.pp}: {layer_range(place.layers)}{_and(place.holds)}\n"
+        f"replica {place.dp_replicate}, shard {place.dp_shard}, {part}tensor slice {place.tp}\n"
         f"{place.params:,} parameters held"
     )
 
@@ -145,17 +175,18 @@ def _and(holds: Sequence[str]) -> str:
 
 
 def _headings(plan: Arrangement) -> list[Markup]:
-    """A name over each stage and before each row."""
+    """A name over each column and before each row."""
     stage = Markup('<text class="heading" x="{}" y="{}">{}</text>')
     row = Markup('<text class="heading row" x="{}" y="{}" dy=".35em">{}</text>')
-    word = "stage " if plan.detail.lines > 1 else "s"
+    name, short = ("stage ", "s") if plan.chunks == 1 else ("pp ", "p")
+    word = name if plan.detail.lines > 1 else short
     top = [box for box in plan.boxes if box.place.tp == 0 and box.top_px == _TOP_PX]
     first = [box for box in plan.boxes if box.place.tp == 0 and box.place.pp == 0]
     middle_px = plan.detail.height_px / 2
     return [
         *(stage.format(box.left_px + 1, _TOP_PX - 9, f"{word}{box.place.pp}") for box in top),
         *(
-            row.format(_LEFT_PX - 8, box.top_px + middle_px, plan.data_rank(box.place))
+            row.format(plan.left_px - 8, box.top_px + middle_px, plan.rows.name(box.place))
             for box in first
         ),
     ]
@@ -167,7 +198,7 @@ def _chip(box: Box, plan: Arrangement) -> Markup:
         '<rect x="{}" y="{}" width="{}" height="{}" rx="3"/>{}</g>'
     ).format(
         _HUES[box.place.pp % len(_HUES)],
-        describe(box.place),
+        describe(box.place, plan),
         box.left_px + 1,
         box.top_px + 1,
         plan.detail.width_px - 2,
@@ -181,16 +212,20 @@ def _text(box: Box, plan: Arrangement) -> Markup:
     if detail.lines == 1:
         return _line(box, detail.width_px // 2, 12, "rank tiny", str(place.rank))
     if detail.lines == 2:
-        short = f"{plan.data_rank(place)} t{place.tp}".replace("dp ", "d")
+        short = f"{plan.rows.name(place)} t{place.tp}"
+        for word, letter in (("dp ", "d"), (" · cp ", " c")):
+            short = short.replace(word, letter)
+        short = _fit(short, round((detail.width_px - 8) / _CHAR_PX))
         return _line(box, 6, 14, "rank", str(place.rank)) + _line(box, 6, 26, "", short)
-    where = f"{plan.data_rank(place)} · tp {place.tp}"
+    where = f"{plan.rows.name(place)} · tp {place.tp}"
+    room = round((detail.width_px - 10) / _CHAR_PX)
     holds = " + ".join(place.holds)
     lines = (layer_range(place.layers), holds, where, f"{si(place.params)} params")
     return Markup("").join(
         [
             _line(box, 8, 17, "rank", f"rank {place.rank}"),
             _line(box, detail.width_px - 8, 17, "on", _fit(place.chip, 8)),
-            *(_line(box, 8, 33 + 14 * n, "", _fit(text, 17)) for n, text in enumerate(lines)),
+            *(_line(box, 8, 33 + 14 * n, "", _fit(text, room)) for n, text in enumerate(lines)),
         ]
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -20,6 +21,12 @@ def si(value: float) -> str:
 def _three_digits(value: float) -> str:
     whole_digits = len(str(int(abs(value))))
     return f"{value:.{max(0, 3 - whole_digits)}f}"
+
+
+def size(n_bytes: float) -> str:
+    """`1.20 GB`, `950 B`; powers of 1000."""
+    number, _, prefix = si(n_bytes).partition(" ")
+    return f"{number} {prefix}B"
 
 
 def duration(seconds: float) -> str:
@@ -57,9 +64,20 @@ def ordinary(value: float) -> str:
     return f"{value:.4g}"
 
 
-def layer_range(layers: tuple[int, ...]) -> str:
-    """`layers 0-3`, `layer 2`, `no layers`."""
+def layer_range(layers: Sequence[int]) -> str:
+    """`layers 0-3`, `layers 0-1, 6-7`, `layer 2`, `no layers`."""
     if not layers:
         return "no layers"
-    first, last = min(layers), max(layers)
-    return f"layer {first}" if first == last else f"layers {first}-{last}"
+    runs = ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in _runs(sorted(set(layers))))
+    return f"layer {runs}" if len(layers) == 1 else f"layers {runs}"
+
+
+def _runs(ascending: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last of each stretch without a hole."""
+    found: list[tuple[int, int]] = []
+    for value in ascending:
+        if found and found[-1][1] == value - 1:
+            found[-1] = (found[-1][0], value)
+        else:
+            found.append((value, value))
+    return found

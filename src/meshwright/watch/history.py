@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from meshwright.base.errors import InputError
-from meshwright.base.events import Kind, Metrics, RankProfile
+from meshwright.base.events import ExpertLoad, Kind, Metrics, RankProfile
 from meshwright.plan.job import Job, load_job
 
 JsonObject = Mapping[str, Any]
@@ -34,8 +34,20 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class ExpertMove:
+    """One `EXPERTS_MOVED` event; `before` and `after` are max / mean load of the chips."""
+
+    step: int
+    layer: int
+    moved: int
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
 class RankPlace:
-    """One rank of `plan.json`: its chip, its coordinates, what it holds."""
+    """One rank of `plan.json`: its chip, its coordinates, what it holds. `layers` are those of all
+    its pipeline stages."""
 
     rank: int
     chip: str
@@ -47,11 +59,14 @@ class RankPlace:
     layers: tuple[int, ...]
     holds: tuple[str, ...]
     params: int
+    cp: int = 0
 
 
 @dataclass(frozen=True)
 class PlanRecord:
-    """`plan.json`. The peak is dense FLOP/s of the precision in use, None if it is not known."""
+    """`plan.json`. The peak is dense FLOP/s of the precision in use, None if it is not known;
+    `stage_balance` is mean / max FLOPs of a pipeline rank. Older plans lack what has a default.
+    """
 
     layout: dict[str, Any]
     label: str
@@ -61,11 +76,17 @@ class PlanRecord:
     peak_source: str
     ranks: tuple[RankPlace, ...]
     assumptions: tuple[str, ...] = ()
+    active_params: int | None = None
+    stage_balance: float | None = None
 
 
 @dataclass(frozen=True)
 class RunHistory:
-    """Everything a run directory says. Metrics and evaluations ascend strictly in step."""
+    """Everything a run directory says. Metrics and evaluations ascend strictly in step.
+
+    `expert_loads`, `expert_moves` and `skipped_steps` are of the steps that the newest weights
+    descend from.
+    """
 
     path: Path
     job: Job
@@ -75,6 +96,9 @@ class RunHistory:
     metrics: tuple[Metrics, ...]
     evaluations: tuple[Evaluation, ...]
     profiles: tuple[RankProfile, ...]
+    expert_loads: tuple[ExpertLoad, ...]
+    expert_moves: tuple[ExpertMove, ...]
+    skipped_steps: tuple[int, ...]
     unreadable_lines: int
 
 
@@ -97,7 +121,12 @@ def read_run(path: Path) -> RunHistory:
     lines, bad_lines = _read_lines(path / "metrics.jsonl")
     metrics, bad_metrics = _parse_each(lines, _metrics())
     evaluations, bad_evaluations = _parse_each(_of_kind(events, Kind.EVALUATED), _evaluation())
-    profiles, bad_profiles = _parse_each(_of_kind(events, Kind.RANK_PROFILE), _profile())
+    profiles, bad_profiles = _parse_each(_of_kind(events, Kind.RANK_PROFILE), _plain(RankProfile))
+    valid = surviving(events)
+    loads, bad_loads = _parse_each(_of_kind(valid, Kind.EXPERT_LOAD), _plain(ExpertLoad))
+    moves, bad_moves = _parse_each(_of_kind(valid, Kind.EXPERTS_MOVED), _plain(ExpertMove))
+    skipped, bad_skipped = _parse_each(_of_kind(valid, Kind.STEP_SKIPPED), _step)
+    bad_events += bad_evaluations + bad_profiles + bad_loads + bad_moves + bad_skipped
     return RunHistory(
         path=path,
         job=job,
@@ -107,7 +136,10 @@ def read_run(path: Path) -> RunHistory:
         metrics=latest_lineage(metrics),
         evaluations=latest_lineage(evaluations),
         profiles=tuple(profiles),
-        unreadable_lines=bad_events + bad_lines + bad_metrics + bad_evaluations + bad_profiles,
+        expert_loads=tuple(loads),
+        expert_moves=tuple(moves),
+        skipped_steps=tuple(skipped),
+        unreadable_lines=bad_events + bad_lines + bad_metrics,
     )
 
 
@@ -133,6 +165,21 @@ def latest_lineage(records: Iterable[Stepped]) -> tuple[Stepped, ...]:
             kept.pop()
         kept.append(record)
     return tuple(kept)
+
+
+def surviving(events: Iterable[JsonObject]) -> list[JsonObject]:
+    """`events` without those of steps that a later incarnation, which began before them, undid."""
+    kept: list[JsonObject] = []
+    for event in events:
+        if event.get("kind") == Kind.RUN_STARTED:
+            first = _count(event.get("resumed_from"))
+            kept = [one for one in kept if _count(one.get("step")) <= first]
+        kept.append(event)
+    return kept
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _read_plan(path: Path) -> PlanRecord | None:
@@ -184,10 +231,14 @@ def _of_kind(events: Iterable[JsonObject], kind: Kind) -> list[JsonObject]:
 
 def _metrics() -> Callable[[JsonObject], Metrics]:
     adapter = TypeAdapter(Metrics)
-    measured = {f.name for f in fields(Metrics)} - {"step", "tokens", "predicted_step_time_s"}
+    measured = {
+        field.name: None if field.default is MISSING else field.default
+        for field in fields(Metrics)
+        if field.name not in ("step", "tokens", "predicted_step_time_s")
+    }
 
     def parse(line: JsonObject) -> Metrics:
-        numbers = {name: _number(line.get(name)) for name in measured}
+        numbers = {name: _number(line.get(name, absent)) for name, absent in measured.items()}
         return adapter.validate_python({"predicted_step_time_s": None, **line, **numbers})
 
     return parse
@@ -198,9 +249,16 @@ def _evaluation() -> Callable[[JsonObject], Evaluation]:
     return lambda event: adapter.validate_python({**event, "loss": _number(event.get("loss"))})
 
 
-def _profile() -> Callable[[JsonObject], RankProfile]:
-    adapter = TypeAdapter(RankProfile)
+def _plain(record: type[Record]) -> Callable[[JsonObject], Record]:
+    adapter = TypeAdapter(record)
     return lambda event: adapter.validate_python(event)
+
+
+def _step(event: JsonObject) -> int:
+    step = event.get("step")
+    if not isinstance(step, int):
+        raise ValueError(f"step {step!r} is not a whole number")
+    return step
 
 
 def _number(value: Any) -> Any:

@@ -6,6 +6,7 @@ most four times a second from whichever call comes next.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -19,7 +20,9 @@ from rich.text import Text
 
 from meshwright.base.events import Kind
 from meshwright.plan.job import Job
-from meshwright.watch.formats import duration, ordinary, percent, si
+from meshwright.watch.experts import imbalance_words
+from meshwright.watch.formats import duration, ordinary, percent, si, size
+from meshwright.watch.layout_words import layout_facts, model_size
 from meshwright.watch.live_state import LiveState, number, sparkline
 
 _REDRAW_S = 0.25
@@ -50,12 +53,16 @@ class LiveView:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.state = LiveState(steps=job.job.steps, world=job.layout.world)
-        self._title = f"{job.job.name} · {plan['label']} · {si(plan['model_params'])} parameters"
+        model = model_size(plan["model_params"], plan.get("active_params"))
+        self._title = f"{job.job.name} · {plan['label']} · {model}"
+        self._layout = " · ".join(layout_facts(job, plan.get("stage_balance")))
+        self._shares_experts = job.layout.ep > 1
         self._mfu_known = plan.get("peak_flops_per_chip") is not None
         self._console = console
         self._clock = clock
         self._shown_s = float("-inf")  # so that the first showing is due at once
         self._shown_step = 0
+        self._told: dict[str, str] = {}
         self._visible = True
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
 
@@ -110,12 +117,23 @@ class LiveView:
         match message.get("kind"):
             case Kind.RUN_STARTED:
                 self._print(self._title + (f" · from step {state.step}" if state.step else ""))
+                if self._layout:
+                    self._print(f"layout: {self._layout}")
                 self._shown_step = state.step
             case Kind.EVALUATED:
                 self._print(f"step {message['step']}  validation {_validation(message)}")
-            case Kind.METRICS if self._line_is_due():
+            case Kind.METRICS | Kind.STEP_SKIPPED if self._line_is_due():
                 self._shown_s, self._shown_step = state.now_s, state.step
                 self._print(self.plain_line())
+                self._print_extras()
+
+    def _print_extras(self) -> None:
+        """What only some runs have, where it has changed."""
+        extras = self._extras()
+        for name, told in extras.items():
+            if self._told.get(name) != told:
+                self._print(f"step {self.state.step}  {name}: {told}")
+        self._told = extras
 
     def _line_is_due(self) -> bool:
         state = self.state
@@ -131,13 +149,14 @@ class LiveView:
     def plain_line(self) -> str:
         """The newest step in one line."""
         state = self.state
-        words = [
-            f"step {state.step}/{state.steps}",
-            f"loss {number(state.metrics, 'loss'):.4f}",
-            *self._speed(),
-            f"grad norm {ordinary(number(state.metrics, 'grad_norm'))}",
-            f"lr {ordinary(number(state.metrics, 'lr'))}",
-        ]
+        words = [f"step {state.step}/{state.steps}"]
+        if state.metrics:
+            words += [
+                f"loss {number(state.metrics, 'loss'):.4f}{self._router_words()}",
+                *self._speed(),
+                f"grad norm {ordinary(number(state.metrics, 'grad_norm'))}",
+                f"lr {ordinary(number(state.metrics, 'lr'))}",
+            ]
         if state.eta_s is not None and state.step < state.steps:
             words.append(f"ETA {duration(state.eta_s)}")
         return "  ".join(words)
@@ -154,11 +173,13 @@ class LiveView:
         rows = Table.grid(padding=(0, 2))
         rows.add_column(style="dim", no_wrap=True)
         rows.add_column()
+        if self._layout:
+            rows.add_row("layout", Text(self._layout))
         rows.add_row("progress", self._progress())
         if state.metrics:
             spark = sparkline(list(state.losses), 32)
-            loss = Text.assemble((f"{number(state.metrics, 'loss'):.4f}", "bold"), "  ", spark)
-            rows.add_row("loss", loss)
+            value = f"{number(state.metrics, 'loss'):.4f}"
+            rows.add_row("loss", Text.assemble((value, "bold"), self._router_words(), "  ", spark))
         if state.evaluation:
             at = f"  (step {state.evaluation['step']})"
             rows.add_row("validation", Text(_validation(state.evaluation) + at))
@@ -170,7 +191,29 @@ class LiveView:
             rate = ordinary(number(state.metrics, "lr"))
             norm = ordinary(number(state.metrics, "grad_norm"))
             rows.add_row("optimizer", Text(f"lr {rate} · grad norm {norm}"))
+        for name, told in self._extras().items():
+            rows.add_row(name, Text(told))
         return Group(Text(self._title, style="bold"), rows)
+
+    def _router_words(self) -> str:
+        router = number(self.state.metrics, "router_loss")
+        return "" if math.isnan(router) or not router else f" + router {ordinary(router)}"
+
+    def _extras(self) -> dict[str, str]:
+        """What only some runs have: words by name."""
+        state, found = self.state, {}
+        if state.load:
+            imbalance, layer, chips = state.load
+            told = imbalance_words(imbalance, layer, chips if self._shares_experts else None)
+            found["experts"] = told + (f"; {state.moved} moved" if state.moved else "")
+        if state.grad_sent_bytes:
+            sent, saved = size(state.grad_sent_bytes), size(state.grad_saved_bytes)
+            found["gradients"] = f"{sent} sent, {saved} saved"
+        if state.skipped:
+            scale = ordinary(state.loss_scale)
+            last = state.skipped[-1]
+            found["skipped steps"] = f"{len(state.skipped)}, last {last}; loss scale {scale}"
+        return found
 
     def _progress(self) -> RenderableType:
         state = self.state

@@ -31,7 +31,13 @@ class LiveState:
     now_s: float = 0.0
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=_LOSSES_KEPT))
     _paces: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_RATE_WINDOW))
+    skipped: list[int] = field(default_factory=list)
+    loss_scale: float = math.nan
+    moved: int = 0  # experts that changed places
+    grad_sent_bytes: float = 0.0  # by compressed reductions, over all ranks
+    grad_saved_bytes: float = 0.0
     _profiles: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    _loads: dict[int, Mapping[str, Any]] = field(default_factory=dict)
 
     def apply(self, message: Mapping[str, Any], now_s: float) -> None:
         """Take in one message of `base.events`; kinds that the view does not show are ignored."""
@@ -46,7 +52,13 @@ class LiveState:
             case Kind.METRICS:
                 self._advance(message)
             case Kind.RANK_PROFILE:
-                self._profiles[message["rank"]] = message
+                self._take_profile(message)
+            case Kind.EXPERT_LOAD:
+                self._loads[message["layer"]] = message
+            case Kind.EXPERTS_MOVED:
+                self.moved += message["moved"]
+            case Kind.STEP_SKIPPED:
+                self._skip(message)
             case Kind.EVALUATED:
                 self.evaluation = message
             case Kind.RANK_LOST:
@@ -62,15 +74,31 @@ class LiveState:
     def _restart(self, message: Mapping[str, Any]) -> None:
         self.step = message.get("resumed_from") or 0
         self.ready.clear()
+        self.skipped = [step for step in self.skipped if step <= self.step]
         self._paces.clear()
+        self._loads.clear()
         self.status = "starting"
 
     def _advance(self, message: Mapping[str, Any]) -> None:
         self.metrics = message
-        self.step = message["step"]
         self.losses.append(number(message, "loss"))
-        self._paces.append((self.now_s, self.step))
+        self._pass(message["step"])
+
+    def _skip(self, message: Mapping[str, Any]) -> None:
+        self.skipped.append(message["step"])
+        self.loss_scale = number(message, "loss_scale")
+        self._pass(message["step"])
+
+    def _pass(self, step: int) -> None:
+        self.step = step
+        self._paces.append((self.now_s, step))
         self.status = "running"
+
+    def _take_profile(self, message: Mapping[str, Any]) -> None:
+        self._profiles[message["rank"]] = message
+        sent = float(message.get("grad_wire_bytes") or 0)
+        self.grad_sent_bytes += sent
+        self.grad_saved_bytes += float(message.get("grad_plain_bytes") or 0) - sent
 
     @property
     def elapsed_s(self) -> float:
@@ -86,6 +114,16 @@ class LiveState:
         if last <= first:
             return None
         return (self.steps - last) * (last_s - first_s) / (last - first)
+
+    @property
+    def load(self) -> tuple[float, int, float] | None:
+        """Max / mean load of the most uneven experts, their layer, and that of the most uneven
+        chips; None before any report."""
+        if not self._loads:
+            return None
+        layer, worst = max(self._loads.items(), key=lambda item: number(item[1], "imbalance"))
+        chips = max(number(load, "chip_imbalance") for load in self._loads.values())
+        return number(worst, "imbalance"), layer, chips
 
     @property
     def shares(self) -> tuple[float, ...]:

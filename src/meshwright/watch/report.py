@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
-from meshwright.base.events import Kind, Metrics
-from meshwright.watch.charts import Bar, Reference, Series, line_chart, stacked_bars
+from meshwright.base.events import ExpertLoad
+from meshwright.plan.layout import Layout
 from meshwright.watch.chips import draw_layout
-from meshwright.watch.formats import duration, ordinary, percent, si
-from meshwright.watch.history import Evaluation, JsonObject, RunHistory, read_run
-from meshwright.watch.summary import (
-    PARTS,
-    RankSplit,
-    mean_shares,
-    nonfinite_steps,
-    resumed_steps,
-    split_by_rank,
-    summary,
-)
+from meshwright.watch.experts import by_layer, milestones, report_steps
+from meshwright.watch.figures import load_figures, loss_figure, speed_figures, split_figure
+from meshwright.watch.formats import duration, percent, si, size
+from meshwright.watch.happenings import event_rows
+from meshwright.watch.history import RunHistory, read_run
+from meshwright.watch.layout_words import layout_facts
+from meshwright.watch.summary import nonfinite_steps, split_by_rank, summary
 
 _EVENT_ROWS = 400
-_ENVELOPE = ("ts", "seq", "run", "incarnation", "kind", "rank", "step")
-_BAD = (Kind.RANK_LOST, Kind.RUN_FAILED)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Names of the columns, and the words of each row."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -41,37 +40,6 @@ class Tile:
     name: str
     value: str
     note: str = ""
-
-
-@dataclass(frozen=True)
-class LegendEntry:
-    """A name beside a swatch of colour slot `slot`; `shape` is `line`, `dot`, `dashed` or `box`."""
-
-    name: str
-    slot: int
-    shape: str
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A drawing under its title and legend."""
-
-    title: str
-    drawing: Markup
-    legend: tuple[LegendEntry, ...] = ()
-
-
-@dataclass(frozen=True)
-class EventRow:
-    """One line of the table of events."""
-
-    since_start: str
-    when_utc: str
-    kind: str
-    rank: str
-    step: str
-    detail: str
-    bad: bool
 
 
 def write_report(run_dir: Path) -> Path:
@@ -100,20 +68,25 @@ def render(history: RunHistory) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    figures = summary(history)
-    splits = split_by_rank(history.profiles)
+    run, plan, layout = summary(history), history.plan, history.job.layout
+    rows = event_rows(history.events)
     return environment.get_template("report.html").render(
-        run=figures,
-        plan=history.plan,
-        tiles=tiles(figures),
+        run=run,
+        plan=plan,
+        tiles=tiles(run),
         notices=notices(history),
-        loss=_loss_figure(history),
-        speed=_speed_figures(history.metrics),
-        split=_split_figure(splits),
-        split_words=_split_words(splits),
-        chips=draw_layout(history.plan.ranks) if history.plan else None,
-        events=event_rows(history.events),
-        hidden_events=max(0, len(_told_events(history.events)) - _EVENT_ROWS),
+        loss=loss_figure(history),
+        speed=speed_figures(history.metrics),
+        split=split_figure(split_by_rank(history.profiles)),
+        split_words=split_words(run),
+        loads=load_figures(history.expert_loads, chips=layout.ep > 1),
+        load_words=load_words(run["expert_load"]),
+        load_table=load_table(history),
+        layout_facts=layout_facts(history.job, plan.stage_balance if plan else None),
+        layout_words=_columns_and_rows(layout),
+        chips=draw_layout(plan.ranks, layout.chunks) if plan else None,
+        events=rows[-_EVENT_ROWS:],
+        hidden_events=max(0, len(rows) - _EVENT_ROWS),
         job_text=history.job_text,
     )
 
@@ -134,8 +107,17 @@ def tiles(run: dict[str, Any]) -> list[Tile]:
         ),
         Tile("MFU", _or_dash(run["mfu"], percent), _peak_words(run)),
         Tile("Wall time", duration(run["wall_s"]), _resume_words(run["resumed_from"])),
-        Tile("Parameters", si(run["model_params"]), f"{run['layout']} on {ranks}"),
+        Tile(
+            "Parameters",
+            si(run["model_params"]),
+            _active_words(run) + f"{run['layout']} on {ranks}",
+        ),
     ]
+
+
+def _active_words(run: dict[str, Any]) -> str:
+    active = run["active_params"]
+    return "" if active in (None, run["model_params"]) else f"{si(active)} active a token; "
 
 
 def _validation_tile(validation: dict[str, Any] | None) -> Tile:
@@ -161,8 +143,8 @@ def _loss(value: float | None) -> str:
     return f"{value:.3f}" if value is not None else "—"
 
 
-def _or_dash(value: float | None, words: Any) -> str:
-    return str(words(value)) if value is not None else "—"
+def _or_dash(value: float | None, words: Callable[[float], str]) -> str:
+    return words(value) if value is not None else "—"
 
 
 def notices(history: RunHistory) -> list[str]:
@@ -172,119 +154,82 @@ def notices(history: RunHistory) -> list[str]:
         found.append(
             f"steps whose loss or gradient norm is not finite: {len(bad):,}, first {bad[0]:,}"
         )
+    if skipped := history.skipped_steps:
+        found.append(
+            f"steps skipped because fp16 gradients overflowed: {len(skipped):,}, "
+            f"first {skipped[0]:,}, last {skipped[-1]:,}"
+        )
     if history.unreadable_lines:
         found.append(f"unreadable lines in the run's records: {history.unreadable_lines:,}")
     return found
 
 
-def _loss_figure(history: RunHistory) -> Figure | None:
-    if not history.metrics and not history.evaluations:
-        return None
-    series = [
-        Series("training", tuple((m.step, m.loss) for m in history.metrics), slot=1),
-        Series("validation", tuple((e.step, e.loss) for e in history.evaluations), 2, dots=True),
-    ]
-    references = _references(history.evaluations)
-    marks = [(float(step), "resumed") for step in resumed_steps(history.events)]
-    label = "Loss by step, nats per token"
-    legend = [LegendEntry("training", 1, "line"), LegendEntry("validation", 2, "dot")]
-    legend += [LegendEntry(r.name, r.slot, "dashed") for r in references]
-    drawing = line_chart(series, label=label, references=references, marks=marks)
-    return Figure(label, drawing, tuple(legend))
+def split_words(run: dict[str, Any]) -> list[str]:
+    """Where the time of the mean rank goes, and what compression does to gradients."""
+    found = []
+    if shares := run["time_split"]:
+        parts = ", ".join(f"{part.replace('_', ' ')} {percent(s)}" for part, s in shares.items())
+        found.append(f"The mean rank spends its time on: {parts}.")
+    if sent := run["gradient_bytes"]:
+        found.append(
+            f"Gradients: {size(sent['sent'])} sent, {size(sent['saved'])} saved "
+            "against fp32, over all ranks."
+        )
+    return found
 
 
-def _references(evaluations: Sequence[Evaluation]) -> list[Reference]:
-    if not evaluations:
-        return []
-    levels = (
-        ("bigram", evaluations[-1].bigram_loss, 3),
-        ("unigram", evaluations[-1].unigram_loss, 4),
-    )
-    return [Reference(name, level, slot) for name, level, slot in levels if level is not None]
-
-
-def _speed_figures(metrics: Sequence[Metrics]) -> list[Figure]:
-    if not metrics:
-        return []
-    predicted = [(m.step, m.predicted_step_time_s) for m in metrics]
-    known = tuple((float(s), p) for s, p in predicted if p is not None)
-    times = [Series("measured", tuple((m.step, m.step_time_s) for m in metrics), slot=1)]
-    legend: tuple[LegendEntry, ...] = ()
-    if known:
-        times.append(Series("predicted", known, slot=2, dashed=True))
-        legend = (LegendEntry("measured", 1, "line"), LegendEntry("predicted", 2, "dashed"))
-    return [
-        _single("Tokens per second", ((m.step, m.tokens_per_s) for m in metrics)),
-        Figure("Step time, seconds", _adaptive(times, "Step time by step, seconds"), legend),
-        _single("Gradient norm before clipping", ((m.step, m.grad_norm) for m in metrics)),
-        _single("Learning rate", ((m.step, m.lr) for m in metrics)),
-    ]
-
-
-def _single(title: str, points: Iterable[tuple[float, float]]) -> Figure:
-    return Figure(title, _adaptive([Series(title.lower(), tuple(points), slot=1)], title))
-
-
-def _adaptive(series: Sequence[Series], label: str) -> Markup:
-    """From zero; logarithmic where one spike would press all else flat against the axis."""
-    values = sorted(v for one in series for _, v in one.points if math.isfinite(v) and v > 0)
-    spiky = bool(values) and values[-1] > 8 * values[len(values) // 2]
-    return line_chart(series, label=label, log=spiky, from_zero=not spiky)
-
-
-def _split_figure(splits: Sequence[RankSplit]) -> Figure | None:
-    if not splits:
-        return None
-    bars = [
-        Bar(f"rank {split.rank}", tuple(s / max(1, split.steps) for s in split.seconds))
-        for split in splits
-    ]
-    label = "Time of the mean step, by rank"
-    legend = tuple(LegendEntry(part, slot, "box") for slot, part in enumerate(PARTS, start=1))
-    return Figure(label, stacked_bars(bars, PARTS, label=label), legend)
-
-
-def _split_words(splits: Sequence[RankSplit]) -> str:
-    shares = mean_shares(splits)
-    if shares is None:
+def load_words(load: dict[str, Any] | None) -> str:
+    """The newest report of the experts' loads, and how often they moved."""
+    if load is None:
         return ""
-    return ", ".join(f"{part} {percent(s)}" for part, s in zip(PARTS, shares, strict=True))
-
-
-def event_rows(events: Sequence[JsonObject]) -> list[EventRow]:
-    """The newest rows of the table; profiles are in the split, ranks that get ready share a row."""
-    start = next((float(e["ts"]) for e in events if "ts" in e), 0.0)
-    return [_event_row(event, start) for event in _told_events(events)[-_EVENT_ROWS:]]
-
-
-def _told_events(events: Sequence[JsonObject]) -> list[JsonObject]:
-    told: list[JsonObject] = []
-    for event in events:
-        kind = event.get("kind")
-        if kind == Kind.RANK_READY and told and told[-1].get("kind") == Kind.RANK_READY:
-            told[-1] = {**event, "rank": None, "ranks": told[-1].get("ranks", 1) + 1}
-        elif kind != Kind.RANK_PROFILE:
-            told.append(event)
-    return told
-
-
-def _event_row(event: JsonObject, start: float) -> EventRow:
-    ts = float(event.get("ts", start))
-    rest = {k: v for k, v in event.items() if k not in _ENVELOPE and v is not None}
-    return EventRow(
-        since_start=duration(ts - start) if ts > start else "0 s",
-        when_utc=datetime.fromtimestamp(ts, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
-        kind=str(event.get("kind", "unknown")).replace("_", " "),
-        rank=_blank_or(event.get("rank")),
-        step=_blank_or(event.get("step")),
-        detail=", ".join(f"{key} {_plain(value)}" for key, value in rest.items()),
-        bad=event.get("kind") in _BAD,
+    words = (
+        f"At step {load['step']:,} the fullest expert of a layer got "
+        f"{_times(load['imbalance'])} times its even share "
+        f"(layer {load['layer']}, expert {load['expert']})"
     )
+    if load["chip_imbalance"] is not None:
+        words += f", the fullest chip {_times(load['chip_imbalance'])} times"
+    if load["moves"]:
+        words += f"; {load['moved']:,} experts moved in {load['moves']:,} changes of a layer"
+    return words + "."
 
 
-def _blank_or(value: object) -> str:
-    return "" if value is None else str(value)
+def _times(imbalance: float | None) -> str:
+    return _or_dash(imbalance, "{:.2f}".format)
 
 
-def _plain(value: object) -> str:
-    return ordinary(value) if isinstance(value, float) else str(value)
+def load_table(history: RunHistory) -> Table:
+    """For each layer max / mean at the first, the middle and the last report, and the fullest
+    expert at the last; that of the chips too where they share the experts."""
+    steps = milestones(report_steps(history.expert_loads))
+    chips = history.job.layout.ep > 1
+    rows = []
+    for layer in by_layer(history.expert_loads):
+        found = [layer.by_step.get(step) for step in steps]
+        row = [f"{load.imbalance:.2f}" if load else "—" for load in found]
+        if chips:
+            row += [f"{load.chip_imbalance:.2f}" if load else "—" for load in found]
+        newest = layer.by_step[max(layer.by_step)]
+        rows.append((str(layer.layer), *row, _hottest(newest)))
+    kinds = ("Experts", "Chips") if chips else ("Experts",)
+    columns = [f"{kind}, step {step:,}" for kind in kinds for step in steps]
+    return Table(("Layer", *columns, "Fullest expert"), tuple(rows))
+
+
+def _hottest(load: ExpertLoad) -> str:
+    if load.hottest < len(load.counts) and (total := sum(load.counts)):
+        return f"{load.hottest} ({percent(load.counts[load.hottest] / total)} of the load)"
+    return str(load.hottest)
+
+
+def _columns_and_rows(layout: Layout) -> str:
+    """How to read the drawing of the layout."""
+    columns = "pipeline stages"
+    if layout.chunks > 1:
+        columns = f"pipeline ranks with {layout.chunks} stages each"
+    rows = "data-parallel ranks"
+    if layout.cp > 1:
+        rows += " and the context parts of each"
+    return (
+        f"Columns are {columns}, rows are {rows}, and the chips of one tensor-parallel group touch."
+    )

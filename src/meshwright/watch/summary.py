@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, Literal
 
 from meshwright.base.events import Kind, RankProfile
+from meshwright.watch.experts import fullest
 from meshwright.watch.history import Evaluation, JsonObject, RunHistory
 
 Status = Literal["not started", "running", "interrupted", "failed", "finished"]
@@ -169,35 +170,57 @@ def nonfinite_steps(history: RunHistory) -> list[int]:
 
 
 def summary(history: RunHistory) -> dict[str, Any]:
-    """The run in one JSON document: plain values, `None` for what is unknown or not finite."""
-    plan, last = history.plan, history.metrics[-1] if history.metrics else None
-    ranks = history.job.layout.world
-    tokens_per_s = finite_median(m.tokens_per_s for m in history.metrics)
+    """The run in one JSON document: plain values, `None` for what is unknown, not finite, or not
+    part of this run (no pipeline, no experts, no compression)."""
+    last = history.metrics[-1] if history.metrics else None
     splits = split_by_rank(history.profiles)
     return {
         "name": history.job.job.name,
         "status": status(history.events),
         "error": error_line(history.events),
-        "layout": history.job.layout.label,
-        "ranks": ranks,
-        "model_params": plan.model_params if plan else history.job.model.params,
-        "step": last.step if last else 0,
+        **_layout(history),
+        "step": max([last.step if last else 0, *history.skipped_steps[-1:]]),
         "steps": history.job.job.steps,
         "incarnations": len(incarnations(history.events)),
         "resumed_from": resumed_steps(history.events),
         "wall_s": wall_time_s(history.events),
         "train_loss": _finite(last.loss) if last else None,
+        "router_loss": _router_loss(history),
         "validation": _validation(history.evaluations),
+        **_speed(history),
+        "time_split": _named(mean_shares(splits)),
+        "time_split_by_rank": [{"rank": s.rank, **_named(s.shares)} for s in splits],
+        "gradient_bytes": gradient_bytes(history.profiles),
+        "expert_load": _expert_load(history),
+        "skipped_steps": list(history.skipped_steps),
+        "nonfinite_steps": nonfinite_steps(history),
+        "unreadable_lines": history.unreadable_lines,
+    }
+
+
+def _layout(history: RunHistory) -> dict[str, Any]:
+    plan, layout = history.plan, history.job.layout
+    return {
+        "layout": layout.label,
+        "ranks": layout.world,
+        "schedule": layout.schedule if layout.pp > 1 else None,
+        "stage_balance": plan.stage_balance if plan else None,
+        "zero_stage": layout.zero_stage,
+        "model_params": plan.model_params if plan else history.job.model.params,
+        "active_params": plan.active_params if plan else None,
+    }
+
+
+def _speed(history: RunHistory) -> dict[str, Any]:
+    plan, ranks = history.plan, history.job.layout.world
+    tokens_per_s = finite_median(m.tokens_per_s for m in history.metrics)
+    return {
         "tokens_per_s": tokens_per_s,
         "tokens_per_s_per_chip": tokens_per_s / ranks if tokens_per_s is not None else None,
         "step_time_s": finite_median(m.step_time_s for m in history.metrics),
         "mfu": _mfu(history),
         "peak_flops_per_chip": plan.peak_flops_per_chip if plan else None,
         "peak_source": plan.peak_source if plan else None,
-        "time_split": _named(mean_shares(splits)),
-        "time_split_by_rank": [{"rank": s.rank, **_named(s.shares)} for s in splits],
-        "nonfinite_steps": nonfinite_steps(history),
-        "unreadable_lines": history.unreadable_lines,
     }
 
 
@@ -206,6 +229,39 @@ def _mfu(history: RunHistory) -> float | None:
     if history.plan is None or history.plan.peak_flops_per_chip is None:
         return None
     return finite_median(m.mfu for m in history.metrics)
+
+
+def gradient_bytes(profiles: Sequence[RankProfile]) -> dict[str, float] | None:
+    """Bytes that compressed reductions of gradients sent and saved against fp32, summed over ranks;
+    None without compression."""
+    sent, plain = (
+        sum(getattr(profile, name) for profile in profiles)
+        for name in ("grad_wire_bytes", "grad_plain_bytes")
+    )
+    return {"sent": sent, "saved": plain - sent} if plain else None
+
+
+def _router_loss(history: RunHistory) -> float | None:
+    """That of the newest step; None where routers never added any."""
+    if not any(m.router_loss for m in history.metrics):
+        return None
+    return _finite(history.metrics[-1].router_loss)
+
+
+def _expert_load(history: RunHistory) -> dict[str, Any] | None:
+    """The worst of the newest report, and how many experts moved since the start."""
+    worst = fullest(history.expert_loads)
+    if worst is None:
+        return None
+    return {
+        "step": worst.step,
+        "layer": worst.layer,
+        "expert": worst.expert,
+        "imbalance": _finite(worst.imbalance),
+        "chip_imbalance": _finite(worst.chip_imbalance) if history.job.layout.ep > 1 else None,
+        "moves": len(history.expert_moves),
+        "moved": sum(move.moved for move in history.expert_moves),
+    }
 
 
 def _validation(evaluations: Sequence[Evaluation]) -> dict[str, Any] | None:

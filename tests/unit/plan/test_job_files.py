@@ -70,50 +70,6 @@ def _refusal(changes: dict[str, Any]) -> str:
             "model.preset = 'llama3-8': no such preset; did you mean \"llama3-8b\"?",
         ),
         (
-            {"layout.dp_replicate": 4},
-            "layout = 'dp4xtp2xpp2': its axes multiply to 16 ranks but cluster.ref = 'local:8' has "
-            "8; change an axis or set cluster.ref = 'local:16'",
-        ),
-        (
-            {"model.heads": 3, "model.kv_heads": 3, "model.head_dim": 32},
-            "layout.tp = 2: does not divide model.heads = 3; it takes 1, 3",
-        ),
-        (
-            {"model.kv_heads": 1},
-            "layout.tp = 2: does not divide model.kv_heads = 1; it takes 1",
-        ),
-        (
-            {"model.ffn_hidden": 353},
-            "layout.tp = 2: does not divide model.ffn_hidden = 353; it takes 1",
-        ),
-        (
-            {"model.vocab": 50257},
-            "layout.tp = 2: does not divide model.vocab = 50257; it takes 1, 29",
-        ),
-        (
-            {"model.layers": 1},
-            "layout.pp = 2: more stages than model.layers = 1; use pp <= 1",
-        ),
-        (
-            {"data.global_batch": 30},
-            "data.global_batch = 30: is not a multiple of dp x micro_batch = 2 x 4 = 8; "
-            "use 24 or 32",
-        ),
-        (
-            {"data.global_batch": 3},
-            "data.global_batch = 3: is not a multiple of dp x micro_batch = 2 x 4 = 8; use 8",
-        ),
-        (
-            {"data.seq_len": 255},
-            "data.seq_len = 255: is not a multiple of layout.tp = 2, which splits the sequence; "
-            "change it or set layout.sp = false",
-        ),
-        (
-            {"model": {"preset": "gpt2", "vocab": 50304}, "data.seq_len": 2048},
-            "data.seq_len = 2048: is longer than model.max_seq_len = 1024; shorten it "
-            "or set model.max_seq_len = 2048",
-        ),
-        (
             {"model": 3},
             "model = 3: must be a table of keys: [model]",
         ),
@@ -124,7 +80,7 @@ def _refusal(changes: dict[str, Any]) -> str:
         (
             {"layout": "auto"},
             "layout = 'auto': needs the planner, which this version does not have; "
-            "write a [layout] table: dp_replicate, dp_shard, tp, pp",
+            "write a [layout] table: dp_replicate, dp_shard, tp, cp, pp, ep",
         ),
         (
             {"layout": "automatic"},
@@ -140,8 +96,13 @@ def _refusal(changes: dict[str, Any]) -> str:
         ),
         (
             {"layout.dp_shard": 2, "layout.zero": 0},
-            "layout = {...}: zero = 0 contradicts dp_shard = 2: zero = 3 shards over dp_shard > 1; "
-            "leave zero out to let it follow",
+            "layout = {...}: zero = 0 contradicts dp_shard = 2: nothing would be sharded; "
+            "use dp_replicate, or set zero to 1, 2 or 3",
+        ),
+        (
+            {"layout.zero": 1},
+            "layout = {...}: zero = 1 contradicts dp_shard = 1: there is nothing to shard over; "
+            "set dp_shard > 1 or leave zero out",
         ),
         (
             {"cluster.ref": "slurm:gpu:16"},
@@ -155,6 +116,11 @@ def _refusal(changes: dict[str, Any]) -> str:
         (
             {"optimizer.betas": [0.9, 1.0]},
             "optimizer.betas = [0.9, 1.0]: both must be in [0, 1)",
+        ),
+        (
+            {"model.hf": "/models/mine"},
+            "model.preset = 'tiny': contradicts model.hf = '/models/mine', which has a shape too; "
+            "leave one of them out",
         ),
     ],
 )
@@ -175,11 +141,15 @@ def test_what_cannot_run_is_refused_with_this_line(changes: dict[str, Any], line
         ("layout.tp", 0, "greater than 0"),
         ("layout.tp", "2", "valid integer"),
         ("layout.sp", 1, "valid boolean"),
-        ("layout.cp", 2, "input should be 1"),
-        ("layout.zero", 1, "input should be 0 or 3"),
-        ("layout.precision", "fp8", "'fp32' or 'bf16'"),
+        ("layout.cp", -1, "greater than 0"),
+        ("layout.cp_method", "rings", "'ring' or 'ulysses'"),
+        ("layout.zero", 4, "0, 1, 2 or 3"),
+        ("layout.schedule", "1f1f", "'1f1b', 'interleaved', 'zbv' or 'dualpipev'"),
+        ("layout.precision", "fp4", "'fp32', 'bf16', 'fp16' or 'fp8'"),
         ("model.layers", "4", "valid integer"),
-        ("model.family", "bert", "'llama' or 'gpt2'"),
+        ("model.family", "bert", "'qwen3_moe' or 'deepseek_v3'"),
+        ("model.hf", 3, "valid string"),
+        ("data.packing", "best-fit", "'stream' or 'documents'"),
         ("data.source", ["a"], "valid string"),
         ("optimizer.lr", "fast", "valid number"),
         ("optimizer.lr", float("inf"), "finite number"),
@@ -204,6 +174,12 @@ def test_a_file_is_read_overridden_and_resolved(tmp_path: Path) -> None:
     job = load_job(path, ["model.layers=2", "layout.tp=2", "cluster.ref=local:2", "job.name=mine"])
     assert (job.job.name, job.model.layers, job.model.hidden) == ("mine", 2, 128)
     assert (job.layout.world, job.cluster.ranks) == (2, 2)
+
+
+def test_a_home_that_nobody_has_is_a_name_like_any_other(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(to_toml(GOOD))
+    assert load_job(path, ["data.source=~nobody-here/x"]).data.source == "~nobody-here/x"
 
 
 def test_a_resolved_job_written_as_toml_is_the_same_job() -> None:

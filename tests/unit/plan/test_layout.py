@@ -1,4 +1,4 @@
-"""Ranks on a layout: coordinates, groups, stages."""
+"""Ranks on a layout: coordinates, groups, and how they share sequences and experts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from meshwright.plan.layout import AXES, Axis, Layout, coordinates, groups, stage_layers
+from meshwright.plan.layout import (
+    AXES,
+    Axis,
+    ExpertAxis,
+    Layout,
+    coordinates,
+    domain_groups,
+    expert_grid,
+    expert_groups,
+    expert_lanes,
+    groups,
+)
 
-sizes = st.integers(1, 4)
-layouts = st.builds(Layout, dp_replicate=sizes, dp_shard=sizes, tp=sizes, pp=sizes)
+EXPERT_AXES: tuple[ExpertAxis, ...] = ("replicas", "shards", "ep")
+
+sizes = st.integers(1, 3)
+layouts = st.builds(Layout, dp_replicate=sizes, dp_shard=sizes, cp=sizes, tp=sizes, pp=sizes)
 axis_sets = st.lists(st.sampled_from(AXES), unique=True)
 
 
@@ -61,38 +74,110 @@ def test_groups_of_the_quickstart() -> None:
     assert layout.label == "dp2xtp2xpp2"
 
 
-@settings(deadline=None)
-@given(st.integers(1, 200), st.integers(1, 32))
-def test_stages_hold_every_layer_once_in_order(layers: int, stages: int) -> None:
-    split = stage_layers(layers, stages)
-    assert len(split) == stages
-    assert [layer for stage in split for layer in stage] == list(range(layers))
+@st.composite
+def expert_layouts(draw: st.DrawFn) -> Layout:
+    """Layouts whose `ep` their ranks can be cut into."""
+    base = draw(layouts)
+    etp = draw(st.sampled_from([1, base.tp]))
+    base = base.model_copy(update={"etp": etp, "zero": draw(st.sampled_from([None, 1]))})
+    if base.dp_shard * base.cp == 1:
+        base = base.model_copy(update={"zero": None})
+    lanes = expert_lanes(base)
+    within = [n for n in range(1, lanes + 1) if lanes % n == 0]
+    across = [lanes * n for n in range(1, base.dp_replicate + 1) if base.dp_replicate % n == 0]
+    return base.model_copy(update={"ep": draw(st.sampled_from(within + across))})
 
 
 @settings(deadline=None)
-@given(st.integers(1, 200), st.integers(1, 32))
-def test_stages_are_even_and_the_last_which_holds_the_head_is_never_larger(
-    layers: int, stages: int
+@given(expert_layouts())
+def test_expert_axes_cut_each_stage_into_a_grid(layout: Layout) -> None:
+    grid = expert_grid(layout)
+    slices = layout.tp if layout.etp == layout.tp else 1
+    assert grid.replicas * grid.shards * grid.ep * slices * layout.pp == layout.world
+    assert grid.ep == layout.ep
+    for axis in EXPERT_AXES:
+        found = expert_groups(layout, axis)
+        assert sorted(rank for group in found for rank in group) == list(range(layout.world))
+        assert {len(group) for group in found} == {getattr(grid, axis)}
+        for group in found:
+            where = [coordinates(layout, rank) for rank in group]
+            assert len({(at.pp, at.tp if slices > 1 else 0) for at in where}) == 1
+    met = [set(group) for axis in EXPERT_AXES for group in expert_groups(layout, axis)]
+    pairs = [frozenset((a, b)) for group in met for a in group for b in group if a < b]
+    assert len(pairs) == len(set(pairs)), "two ranks meet on two axes"
+
+
+def test_experts_of_a_small_layout() -> None:
+    """Shards are next to each other, so that experts are near; copies are far."""
+    layout = Layout(dp_replicate=2, dp_shard=2, tp=2, ep=2)
+    assert expert_groups(layout, "ep") == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert expert_groups(layout, "shards") == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert expert_groups(layout, "replicas") == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    sliced = layout.model_copy(update={"etp": 2})
+    assert expert_groups(sliced, "ep") == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    wide = layout.model_copy(update={"ep": 8})
+    assert expert_groups(wide, "ep") == [list(range(8))]
+
+
+def test_domains_cut_the_replicas_in_two_levels() -> None:
+    layout = Layout(dp_replicate=4, tp=2, domain=2)
+    assert domain_groups(layout, "inside") == [[0, 2], [4, 6], [1, 3], [5, 7]]
+    assert domain_groups(layout, "across") == [[0, 4], [2, 6], [1, 5], [3, 7]]
+    with_context = Layout(dp_replicate=2, cp=2, domain=2)
+    assert domain_groups(with_context, "inside") == [[0, 1], [2, 3]]
+    alone = Layout(dp_replicate=3)
+    assert domain_groups(alone, "inside") == [[0], [1], [2]]
+    assert domain_groups(alone, "across") == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("layout", "parts"),
+    [
+        (Layout(), 1),
+        (Layout(tp=4), 4),
+        (Layout(tp=4, sp=False), 1),
+        (Layout(cp=2), 4),
+        (Layout(cp=2, cp_method="ulysses"), 2),
+        (Layout(cp=2, tp=2), 4),
+        (Layout(cp=2, tp=3), 12),
+        (Layout(cp=3, tp=2, cp_method="ulysses"), 6),
+    ],
+    ids=str,
+)
+def test_parts_of_a_sequence(layout: Layout, parts: int) -> None:
+    assert layout.sequence_split == parts
+
+
+@pytest.mark.parametrize(
+    ("layout", "chunks", "splits"),
+    [
+        (Layout(pp=2), 1, False),
+        (Layout(pp=2, schedule="interleaved", vpp=3), 3, False),
+        (Layout(pp=2, schedule="zbv"), 2, True),
+        (Layout(pp=2, schedule="dualpipev", vpp=2), 2, True),
+    ],
+    ids=str,
+)
+def test_stages_of_a_rank_follow_from_the_schedule(
+    layout: Layout, chunks: int, splits: bool
 ) -> None:
-    counts = [len(stage) for stage in stage_layers(layers, stages)]
-    assert set(counts) <= {layers // stages, layers // stages + 1}
-    assert counts[-1] == min(counts)
-    extra = [stage for stage, count in enumerate(counts) if count > min(counts)]
-    assert extra == list(range(extra[0], extra[0] + len(extra))) if extra else True
-    if stages > 2 and len(extra) < stages - 1:
-        assert counts[0] == min(counts)
+    assert (layout.chunks, layout.virtual_stages) == (chunks, 2 * chunks)
+    assert layout.splits_backward is splits
 
 
 def test_zero_follows_dp_shard_and_label_tells_the_axes() -> None:
     assert (Layout().zero_stage, Layout(dp_shard=2).zero_stage) == (0, 3)
+    assert Layout(cp=2).zero_stage == 0
     assert (Layout().label, Layout(dp_shard=2, pp=3).label) == ("one process", "fsdp2xpp3")
+    assert Layout(dp_shard=2, zero=1, cp=2, ep=4).label == "shard2xcp2xep4"
     assert Layout.model_validate(Layout(dp_shard=2).model_dump()) == Layout(dp_shard=2)
 
 
-@pytest.mark.parametrize("dp_shard, zero", [(1, 3), (2, 0)])
+@pytest.mark.parametrize(("dp_shard", "zero"), [(1, 3), (1, 1), (2, 0)])
 def test_zero_that_contradicts_dp_shard_is_refused(dp_shard: int, zero: int) -> None:
     with pytest.raises(ValidationError, match=f"zero = {zero} contradicts dp_shard = {dp_shard}"):
         Layout.model_validate({"dp_shard": dp_shard, "zero": zero})
+    Layout.model_validate({"dp_shard": dp_shard, "zero": zero or 2, "cp": 2})
 
 
 def test_sequence_parallelism_needs_a_tensor_group() -> None:

@@ -8,15 +8,33 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from torch import Tensor
 
 from meshwright.base.errors import ConfigError, InputError
-from meshwright.data.tokenizer import load_tokenizer
+from meshwright.data.tokenizer import TextTokenizer, load_tokenizer
 from meshwright.models.spec import ModelSpec
 from meshwright.ship.generate import Generator, Sampler, TextStream
+from meshwright.ship.hf import export_hf
 from meshwright.train.nn.decoder import Decoder
 
 Export = Callable[..., Path]
+Logits = Callable[[Tensor], Tensor]
 one_model = pytest.mark.parametrize("spec", ["llama-gqa"], indirect=True)
+
+
+DEEPSEEK = {
+    "family": "deepseek_v3",
+    "head_dim": 12,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 4,
+    "n_experts": 4,
+    "top_k": 2,
+    "n_shared_experts": 1,
+    "expert_ffn_hidden": 24,
+    "first_dense_layers": 1,
+    "gate": "sigmoid",
+    "bias_update_rate": 0.001,
+}
 
 
 def sampler(temperature: float, top_k: int = 0, seed: int = 0) -> Sampler:
@@ -27,21 +45,45 @@ def text(generator: Generator, prompt: str = "def f", **how: float) -> str:
     return "".join(generator.generate(prompt, max_tokens=40, **how))  # type: ignore[arg-type]
 
 
+def likeliest(logits: Logits, tokenizer: TextTokenizer, longest: int = 64) -> str:
+    """What `text` says at temperature 0, by a model that sees the `longest` last tokens."""
+    prompt = tokenizer.encode("def f").tolist()
+    ids = list(prompt)
+    while len(ids) < len(prompt) + 40 and ids[-1] != tokenizer.end_of_text:
+        with torch.inference_mode():
+            last = logits(torch.tensor([ids[-longest:]]))[0, -1]
+        ids.append(int(last[: tokenizer.size].argmax()))
+    assert len(ids) > 24
+    return tokenizer.decode(ids)[len(tokenizer.decode(prompt)) :]
+
+
 def test_greedy_follows_transformers_past_the_longest_context(
     spec: ModelSpec, export: Export
 ) -> None:
     folder = export()
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     tokenizer = load_tokenizer(folder / "tokenizer.json")
-    prompt = tokenizer.encode("def f").tolist()
-    ids = list(prompt)
-    while len(ids) < len(prompt) + 40 and ids[-1] != tokenizer.end_of_text:
-        with torch.inference_mode():
-            logits = theirs(torch.tensor([ids[-spec.max_seq_len :]])).logits[0, -1]
-        ids.append(int(logits[: tokenizer.size].argmax()))
-    assert len(ids) > spec.max_seq_len
-    expected = tokenizer.decode(ids)[len(tokenizer.decode(prompt)) :]
+    expected = likeliest(lambda ids: theirs(ids).logits, tokenizer, spec.max_seq_len)
     assert text(Generator(folder)) == expected
+
+
+def test_routing_biases_choose_the_experts(tokenizer_path: Path, tmp_path: Path) -> None:
+    """They are no parameters, so a model that leaves them out loads all the same."""
+    shape = {"layers": 2, "hidden": 32, "heads": 4, "max_seq_len": 64, "vocab": 320}
+    decoder = Decoder(ModelSpec.model_validate({**shape, **DEEPSEEK})).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.normal_(0.1, 0.3)
+    state, texts = {name: value.numpy() for name, value in decoder.state_dict().items()}, []
+    for favoured in (slice(0, 2), slice(2, 4)):
+        bias = decoder.get_submodule("layers.1.mlp.router").get_buffer("bias").zero_()
+        bias[favoured] = 9
+        read = {**state, "layers.1.mlp.router.bias": bias.numpy()}.__getitem__
+        folder = export_hf(decoder.spec, read, tokenizer_path, 0, tmp_path / str(favoured.start))
+        texts.append(text(Generator(folder)))
+        assert texts[-1] == likeliest(decoder.logits, load_tokenizer(folder / "tokenizer.json"))
+    assert texts[0] != texts[1]
 
 
 @one_model

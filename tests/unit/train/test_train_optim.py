@@ -38,12 +38,13 @@ def test_small_updates_vanish_in_bf16_weights_but_not_in_masters() -> None:
         plain.step()
         group.grad.fill_(1.0)
         optimizer.step(6e-4)
-        group.refresh()
+        group.weights.start_refresh()
+        group.weights.finish_refresh()
     assert int((naive != 1).sum()) == 0
     assert int((group.master != 1).sum()) == 768
     assert group.master[0].item() == pytest.approx(1 - 100 * 6e-4, rel=1e-3)
-    assert group.full.dtype == torch.bfloat16
-    assert torch.equal(group.full, group.master.bfloat16())
+    assert group.weights.buffer.dtype == torch.bfloat16
+    assert torch.equal(group.weights.buffer, group.master.bfloat16())
 
 
 def test_weight_decay_of_3e_5_for_1000_steps_reaches_the_master() -> None:

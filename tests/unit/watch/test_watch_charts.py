@@ -13,7 +13,7 @@ from watch_runs import plan_of
 from meshwright.plan.layout import Layout
 from meshwright.watch.charts import Bar, Reference, Series, line_chart, stacked_bars
 from meshwright.watch.chips import Arrangement, arrange, draw_layout
-from meshwright.watch.formats import duration, layer_range, ordinary, percent, si
+from meshwright.watch.formats import duration, layer_range, ordinary, percent, si, size
 from meshwright.watch.history import RankPlace, parse_plan
 from meshwright.watch.scales import Scale, fit_scale, log_ticks, nice_ticks, thin
 
@@ -25,7 +25,12 @@ LAYOUTS = [
     Layout(dp_replicate=64, tp=8),
     Layout(pp=96),
     Layout(dp_replicate=16, tp=8, pp=4),
+    Layout(dp_replicate=2, cp=2, tp=2, pp=2),
+    Layout(dp_replicate=12, dp_shard=2, cp=4, tp=2, pp=2),
 ]
+
+
+V_SHAPED = Layout(dp_replicate=2, cp=2, tp=2, pp=2, schedule="zbv")
 
 
 def ranks_of(layout: Layout) -> tuple[RankPlace, ...]:
@@ -167,13 +172,17 @@ def test_every_rank_has_its_own_box_inside_the_drawing(layout: Layout) -> None:
     assert max(box.top_px for box in plan.boxes) + plan.detail.height_px <= plan.height_px
 
 
+def row(place: RankPlace) -> tuple[int, ...]:
+    return place.dp_replicate, place.dp_shard, place.cp
+
+
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.label)
 def test_stages_are_columns_replicas_rows_and_tp_neighbours_touch(layout: Layout) -> None:
     plan = arrange(ranks_of(layout))
     for a, b in zip(plan.boxes, plan.boxes[1:], strict=False):
         if a.place.pp != b.place.pp:
             assert b.left_px > a.left_px
-        elif (a.place.dp_replicate, a.place.dp_shard) != (b.place.dp_replicate, b.place.dp_shard):
+        elif row(a.place) != row(b.place):
             assert b.top_px > a.top_px
         elif a.top_px == b.top_px:
             assert b.left_px - a.left_px == plan.detail.width_px
@@ -192,6 +201,34 @@ def test_small_layouts_tell_all_in_the_box_and_large_ones_in_the_tool_tip() -> N
     assert "replica 1, shard 3, tensor slice 7\n154,321 parameters held" in told[-1]
 
 
+def svg_texts(drawing: str) -> list[str]:
+    return [element.text or "" for element in ElementTree.fromstring(drawing).iter("text")]
+
+
+def test_context_parts_and_stages_of_a_v_are_told_in_the_box_and_the_tool_tip() -> None:
+    drawing = draw_layout(ranks_of(V_SHAPED), V_SHAPED.chunks)
+    texts = svg_texts(drawing)
+    assert {"dp 1 · cp 0 · tp 1", "dp 1 · cp 0", "layers 0, 3", "embed + head", "pp 1"} <= set(
+        texts
+    )
+    told = [title.text or "" for title in ElementTree.fromstring(drawing).iter("title")]
+    assert "2 stages of pipeline rank 0: layers 0, 3, embed, head\n" in told[0]
+    assert "replica 1, shard 0, context part 0, tensor slice 1\n" in told[5]
+
+
+def test_without_context_parallelism_nothing_of_it_is_told() -> None:
+    drawing = draw_layout(ranks_of(LAYOUTS[1]))
+    assert "cp " not in drawing and "context" not in drawing
+    assert "stage 1" in svg_texts(drawing)
+
+
+def test_names_of_many_rows_have_room_beside_the_boxes() -> None:
+    plan = arrange(ranks_of(LAYOUTS[-1]))
+    longest = max(len(plan.rows.name(box.place)) for box in plan.boxes)
+    assert longest == len("r11 s1 · cp 3")
+    assert min(box.left_px for box in plan.boxes) >= 6 * longest
+
+
 def test_numbers_as_people_read_them() -> None:
     assert [si(v) for v in (0.5, 950, 12_345, 999_999, 1.234e6, 4.5e13)] == [
         *("0.50", "950", "12.3 k", "1.00 M", "1.23 M", "45.0 T")
@@ -204,3 +241,7 @@ def test_numbers_as_people_read_them() -> None:
         *("0.0003", "0.25", "1,200", "250 k", "nan")
     ]
     assert [layer_range(v) for v in ((), (2,), (4, 5, 6))] == ["no layers", "layer 2", "layers 4-6"]
+    assert [layer_range(v) for v in ((0, 1, 6, 7), (0, 3), (5, 0, 1))] == [
+        *("layers 0-1, 6-7", "layers 0, 3", "layers 0-1, 5")
+    ]
+    assert [size(v) for v in (0, 950, 1.2e9)] == ["0.00 B", "950 B", "1.20 GB"]

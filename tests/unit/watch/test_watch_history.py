@@ -5,9 +5,21 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
-from watch_runs import evaluated, event, job_text, metric, plan_of, started, write_run
+from watch_runs import (
+    EXPERTS,
+    evaluated,
+    event,
+    expert_load,
+    experts_moved,
+    job_text,
+    metric,
+    plan_of,
+    started,
+    write_run,
+)
 
 from meshwright.base.errors import InputError
 from meshwright.base.events import Kind
@@ -87,6 +99,48 @@ def test_an_evaluation_needs_no_reference_models(tmp_path: Path) -> None:
     bare = event(Kind.EVALUATED, 1, step=1, loss=3.0, tokens=10)
     write_run(tmp_path, layout=ONE, events=[started(0, ONE), bare])
     assert read_run(tmp_path).evaluations[0].bigram_loss is None
+
+
+def test_what_a_resumed_run_undid_is_not_told_of_experts_and_skipped_steps(tmp_path: Path) -> None:
+    def skipped(seq: int, step: int) -> dict[str, Any]:
+        return event(Kind.STEP_SKIPPED, seq, rank=0, step=step, loss_scale=1024.0)
+
+    events = [
+        started(0, ONE),
+        skipped(1, 3),
+        skipped(2, 15),
+        *(expert_load(3, step, layer) for step in (10, 20) for layer in (0, 1)),
+        experts_moved(4, 9, 1),
+        experts_moved(5, 18, 1),
+        started(6, ONE, resumed_from=10),
+        expert_load(7, 20, 1, imbalance=3.0),
+    ]
+    history = read_run(write_run(tmp_path, layout=ONE, events=events, model=EXPERTS))
+    assert history.skipped_steps == (3,)
+    loads = [(load.step, load.layer, load.imbalance) for load in history.expert_loads]
+    assert loads == [(10, 0, 1.6), (10, 1, 1.6), (20, 1, 3.0)]
+    assert [move.step for move in history.expert_moves] == [9]
+    assert history.expert_loads[0].counts[5] == 200
+
+
+def test_loads_moves_and_skips_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
+    events = [
+        expert_load(1, 10, 0, imbalance="much"),
+        experts_moved(2, 10, 0, moved=None),
+        event(Kind.STEP_SKIPPED, 3, rank=0, step="x", loss_scale=2.0),
+    ]
+    history = read_run(write_run(tmp_path, layout=ONE, events=events, model=EXPERTS))
+    assert history.unreadable_lines == 3
+    assert (history.expert_loads, history.expert_moves, history.skipped_steps) == ((), (), ())
+
+
+def test_older_lines_have_no_router_loss_and_no_compression(tmp_path: Path) -> None:
+    history = read_run(write_run(tmp_path, steps=3))
+    assert [m.router_loss for m in history.metrics] == [0.0] * 3
+    assert {p.grad_plain_bytes for p in history.profiles} == {0.0}
+    lines = [metric(1, router_loss=0.25), metric(2, router_loss=None)]
+    newer = read_run(write_run(tmp_path, metrics=lines)).metrics
+    assert newer[0].router_loss == 0.25 and math.isnan(newer[1].router_loss)
 
 
 def test_a_directory_without_a_job_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,18 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from watch_runs import evaluated, event, job_text, metric, plan_of, profile, started
+from watch_runs import (
+    EXPERTS,
+    evaluated,
+    event,
+    expert_load,
+    experts_moved,
+    job_text,
+    metric,
+    plan_of,
+    profile,
+    started,
+)
 
 from meshwright.base.events import Kind
 from meshwright.plan.job import Job, resolve_job
@@ -143,6 +154,79 @@ def test_the_panel_tells_all() -> None:
         "grad norm",
     ):
         assert words in panel, words
+
+
+def test_what_only_some_runs_have_is_in_the_panel_and_in_the_lines() -> None:
+    layout = Layout(dp_replicate=2, pp=2, ep=2, schedule="zbv")
+    job = resolve_job(tomllib.loads(job_text(layout, 40, EXPERTS)))
+    plan = plan_of(layout, active_params=400_000)
+    for terminal in (True, False):
+        out = io.StringIO()
+        console = Console(file=out, force_terminal=terminal, width=120, color_system=None)
+        with LiveView(job, plan, console, Clock()) as live:
+            live.on_event(started(0, layout))
+            for rank in range(4):
+                traffic = {"grad_wire_bytes": 3e8, "grad_plain_bytes": 1.2e9}
+                live.on_event(profile(rank, 2, 20, **traffic))
+            live.on_event(expert_load(2, 20, 1))
+            live.on_event(expert_load(2, 20, 3, imbalance=1.83, chip_imbalance=1.0))
+            live.on_event(experts_moved(2, 20, 3))
+            live.on_event(event(Kind.STEP_SKIPPED, 3, rank=0, step=39, loss_scale=512.0))
+            live.on_event(measured(40, router_loss=0.0123))
+        shown = out.getvalue()
+        for words in (
+            "1.23 M parameters, 400 k active",
+            "schedule zbv, 2 stages a rank · stage balance 0.97 · ep 2, etp 1",
+            "load max/mean 1.83 (layer 3), chips 1.20; 4 moved",
+            "1.20 GB sent, 3.60 GB saved",
+            "1, last 39; loss scale 512",
+            " + router 0.0123",
+        ):
+            assert words in shown, words
+
+
+def test_experts_that_no_chips_share_have_no_load_of_chips() -> None:
+    live, out, _ = view(1, terminal=False)
+    live.on_event(expert_load(1, 1, 2))
+    live.on_event(measured(1))
+    assert "experts: load max/mean 1.60 (layer 2)" in out.getvalue()
+    assert "chips" not in out.getvalue()
+
+
+def test_off_a_terminal_what_has_not_changed_is_not_told_again() -> None:
+    live, out, clock = view(40, terminal=False)
+    reports = {3: 1.6, 20: 1.6, 30: 1.7}
+    for step in run(live, clock, 40, step_s=0.01):
+        if step in reports:
+            live.on_event(expert_load(1, step, 2, imbalance=reports[step]))
+    assert [line for line in out.getvalue().splitlines() if "experts" in line] == [
+        "step 5  experts: load max/mean 1.60 (layer 2)",
+        "step 33  experts: load max/mean 1.70 (layer 2)",
+    ]
+
+
+def test_a_plain_run_shows_nothing_of_it() -> None:
+    for terminal in (True, False):
+        live, out, clock = view(4, terminal, stage_balance=None)
+        with live:
+            live.on_event(profile(0, 1, 2, grad_wire_bytes=0.0, grad_plain_bytes=0.0))
+            list(run(live, clock, 3, step_s=1.0))
+            live.on_event(measured(4, router_loss=0.0))
+        for word in ("expert", "router", "gradients", "skipped", "active", "balance"):
+            assert word not in out.getvalue(), word
+
+
+def test_a_run_that_only_skips_steps_is_seen_to_go_on() -> None:
+    live, out, clock = view(40, terminal=False)
+    for step in range(1, 5):
+        clock.now_s += 6
+        live.on_event(
+            event(Kind.STEP_SKIPPED, step, rank=0, step=step, loss_scale=2.0 ** (16 - step))
+        )
+    assert out.getvalue().splitlines()[-2:] == [
+        *("step 4/40  ETA 3 min 36 s", "step 4  skipped steps: 4, last 4; loss scale 4,096")
+    ]
+    assert live.state.status == "running"
 
 
 def test_a_panel_before_anything_has_happened() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from watch_pages import Page, page_of, text_of
 from watch_runs import (
     evaluated,
     event,
@@ -24,55 +24,11 @@ from watch_runs import (
 from meshwright.base.errors import InputError
 from meshwright.base.events import Kind
 from meshwright.plan.layout import Layout
-from meshwright.watch.report import event_rows, write_report
+from meshwright.watch.happenings import event_rows
+from meshwright.watch.report import write_report
 
 ONE = Layout()
 EIGHT = Layout(dp_replicate=2, tp=2, pp=2)
-VOID = {"meta", "br", "link", "img", "input"}
-
-
-class Page(HTMLParser):
-    """Checks that tags nest, and keeps the text and titles of each section."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[tuple[str, str]] = []
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.section = ""
-        self.texts: dict[str, list[str]] = {}
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag == "section":
-            self.section = dict(attrs)["id"] or ""
-        if tag not in VOID:
-            self.open.append((tag, self.get_starttag_text() or ""))
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open and self.open.pop()[0] == tag
-        if tag == "section":
-            self.section = ""
-
-    def handle_data(self, data: str) -> None:
-        if data.strip():
-            self.texts.setdefault(self.section, []).append(data.strip())
-
-
-def page_of(run: Path) -> Page:
-    return Page(write_report(run).read_text())
-
-
-def text_of(run: Path) -> str:
-    return "\n".join(line for lines in page_of(run).texts.values() for line in lines)
 
 
 def test_a_whole_run_makes_a_well_formed_page_with_every_section(tmp_path: Path) -> None:

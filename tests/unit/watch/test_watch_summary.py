@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 from watch_runs import (
+    EXPERTS,
     START_TS,
     evaluated,
     event,
+    expert_load,
+    experts_moved,
     metric,
     plan_of,
     profile,
@@ -37,7 +40,7 @@ ONE = Layout()
 
 def rank_profile(rank: int, **changes: Any) -> RankProfile:
     raw = profile(rank, 0, 10, **changes)
-    return RankProfile(**{key: raw[key] for key in RankProfile.__dataclass_fields__})
+    return RankProfile(**{key: raw[key] for key in RankProfile.__dataclass_fields__ if key in raw})
 
 
 def test_the_split_sums_profiles_and_names_the_rest_other() -> None:
@@ -131,6 +134,33 @@ def test_summary_of_a_finished_run(tmp_path: Path) -> None:
     assert found["validation"]["loss"] == 3.3 and found["validation"]["bigram_loss"] == 3.6
     assert sum(found["time_split"].values()) == pytest.approx(1.0)
     assert [entry["rank"] for entry in found["time_split_by_rank"]] == list(range(8))
+    assert (found["schedule"], found["stage_balance"], found["zero_stage"]) == ("1f1b", 0.97, 0)
+    absent = ("router_loss", "gradient_bytes", "expert_load")
+    assert [found[key] for key in absent] == [None] * 3 and found["skipped_steps"] == []
+
+
+def test_summary_tells_experts_compression_and_skipped_steps(tmp_path: Path) -> None:
+    layout = Layout(dp_replicate=2, ep=2)
+    traffic = {"grad_wire_bytes": 1e6, "grad_plain_bytes": 4e6}
+    events = [
+        started(0, layout),
+        *(profile(rank, 1, 2, **traffic) for rank in range(2)),
+        expert_load(2, 2, 0, imbalance=1.9, chip_imbalance=1.1),
+        expert_load(2, 4, 0, imbalance=1.2, chip_imbalance=1.5, hottest=7),
+        expert_load(2, 4, 1, imbalance=1.4, chip_imbalance=1.3, hottest=2),
+        experts_moved(3, 3, 1, moved=6),
+        event(Kind.STEP_SKIPPED, 4, rank=0, step=5, loss_scale=2.0),
+    ]
+    metrics = [metric(step, router_loss=0.1 * step) for step in (1, 2, 3, 4)]
+    run = write_run(tmp_path, layout=layout, metrics=metrics, events=events, model=EXPERTS)
+    found = summary(read_run(run))
+    assert found["expert_load"] == {
+        **{"step": 4, "layer": 1, "expert": 2, "imbalance": 1.4},
+        **{"chip_imbalance": 1.5, "moves": 1, "moved": 6},
+    }
+    assert found["gradient_bytes"] == {"sent": 2e6, "saved": 6e6}
+    assert found["router_loss"] == pytest.approx(0.4)
+    assert (found["skipped_steps"], found["step"]) == ([5], 5)
 
 
 def test_summary_is_strict_json_even_when_the_loss_diverged(tmp_path: Path) -> None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from meshwright.base.events import Kind
-from meshwright.plan.layout import Layout, coordinates, stage_layers
+from meshwright.models.spec import ModelSpec
+from meshwright.plan.layout import Layout, coordinates
+from meshwright.plan.schedule import stages_of
+from meshwright.plan.stages import stage_layers
 
 START_TS = 1_750_000_000.0
+SEQ_LEN = 64
+EXPERTS = {"n_experts": 8, "top_k": 2, "expert_ffn_hidden": 32}
 
 
 def write_run(
@@ -22,11 +28,12 @@ def write_run(
     metrics: Iterable[dict[str, Any]] | None = None,
     events: Iterable[dict[str, Any]] | None = None,
     plan: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
 ) -> Path:
     """A run directory of `steps` steps, by default complete and finished."""
     layout = layout or Layout(dp_replicate=2, tp=2, pp=2)
     path.mkdir(parents=True, exist_ok=True)
-    (path / "job.toml").write_text(job_text(layout, steps))
+    (path / "job.toml").write_text(job_text(layout, steps, model))
     (path / "plan.json").write_text(json.dumps(plan or plan_of(layout)))
     if metrics is None:
         metrics = [metric(step) for step in range(1, steps + 1)]
@@ -37,42 +44,38 @@ def write_run(
     return path
 
 
-def job_text(layout: Layout, steps: int) -> str:
-    """A job file that resolves for `layout`."""
-    return f"""[job]
-name = "synthetic"
-steps = {steps}
+def model_of(layout: Layout, **changes: Any) -> ModelSpec:
+    """A small model that `layout` can hold."""
+    layers = max(4, layout.virtual_stages)
+    sizes: dict[str, Any] = {"layers": layers, "hidden": 64, "heads": 8, "vocab": 512}
+    return ModelSpec(family="llama", **sizes, **changes)
 
-[model]
-family = "llama"
-layers = {max(4, layout.pp)}
-hidden = 64
-heads = 8
-vocab = 512
 
-[data]
-seq_len = 64
-global_batch = {layout.dp * 4}
-
-[layout]
-dp_replicate = {layout.dp_replicate}
-dp_shard = {layout.dp_shard}
-tp = {layout.tp}
-pp = {layout.pp}
-
-[cluster]
-ref = "local:{layout.world}"
-"""
+def job_text(layout: Layout, steps: int, model: dict[str, Any] | None = None) -> str:
+    """A job file that resolves for `layout`; `model` has keys beyond the dense sizes."""
+    tables: dict[str, dict[str, Any]] = {
+        "job": {"name": "synthetic", "steps": steps},
+        "model": model_of(layout, **(model or {})).model_dump(exclude_defaults=True),
+        "data": {"seq_len": SEQ_LEN, "global_batch": layout.dp * 8},
+        "layout": layout.model_dump(exclude_defaults=True),
+        "cluster": {"ref": f"local:{layout.world}"},
+    }
+    return "\n".join(
+        f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+        for name, table in tables.items()
+    )
 
 
 def plan_of(layout: Layout, **changes: Any) -> dict[str, Any]:
     """A `plan.json` for `layout`."""
-    stages = stage_layers(max(4, layout.pp), layout.pp)
+    stages = stage_layers(model_of(layout), layout, SEQ_LEN)
     return {
         "layout": layout.model_dump(),
         "label": layout.label,
         "model_params": 1_234_567,
+        "active_params": 1_234_567,
         "flops_per_token": 7.4e6,
+        "stage_balance": 0.97,
         "peak_flops_per_chip": 4.5e10,
         "peak_source": "measured fp32 matmul on this machine",
         "ranks": [place(layout, rank, stages) for rank in range(layout.world)],
@@ -81,20 +84,18 @@ def plan_of(layout: Layout, **changes: Any) -> dict[str, Any]:
     }
 
 
-def place(layout: Layout, rank: int, stages: list[range]) -> dict[str, Any]:
+def place(layout: Layout, rank: int, ranges: list[range]) -> dict[str, Any]:
     """One entry of `ranks` of a `plan.json`."""
     where = coordinates(layout, rank)
-    first, last = where.pp == 0, where.pp == layout.pp - 1
+    stages = stages_of(where.pp, layout.schedule, layout.pp, layout.chunks)
+    ends = (("embed", 0), ("head", layout.virtual_stages - 1))
     return {
         "rank": rank,
         "chip": f"cpu:{rank}",
         "node": "local",
-        "pp": where.pp,
-        "dp_replicate": where.dp_replicate,
-        "dp_shard": where.dp_shard,
-        "tp": where.tp,
-        "layers": list(stages[where.pp]),
-        "holds": ["embed"] * first + ["head"] * last,
+        **asdict(where),
+        "layers": [layer for stage in stages for layer in ranges[stage]],
+        "holds": [name for name, stage in ends if stage in stages],
         "params": 154_321,
     }
 
@@ -143,6 +144,24 @@ def evaluated(seq: int, step: int, loss: float, **changes: Any) -> dict[str, Any
     """An `EVALUATED` event."""
     fields = {"tokens": 8192, "bigram_loss": 3.6, "unigram_loss": 5.1, **changes}
     return event(Kind.EVALUATED, seq, step=step, loss=loss, **fields)
+
+
+def expert_load(seq: int, step: int, layer: int, **changes: Any) -> dict[str, Any]:
+    """An `EXPERT_LOAD` event of eight experts, of which expert 5 is the fullest."""
+    fields = {
+        "imbalance": 1.6,
+        "chip_imbalance": 1.2,
+        "hottest": 5,
+        "counts": [90, 90, 90, 90, 90, 200, 150, 200],
+        **changes,
+    }
+    return event(Kind.EXPERT_LOAD, seq, rank=0, step=step, layer=layer, **fields)
+
+
+def experts_moved(seq: int, step: int, layer: int, **changes: Any) -> dict[str, Any]:
+    """An `EXPERTS_MOVED` event."""
+    fields = {"moved": 4, "before": 1.8, "after": 1.1, **changes}
+    return event(Kind.EXPERTS_MOVED, seq, rank=0, step=step, layer=layer, **fields)
 
 
 def started(seq: int, layout: Layout, **changes: Any) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meshwright.train.nn.block import Boundary, stay
+from meshwright.train.nn.boundary import Boundary, stay
+from meshwright.train.nn.passing import Pass
 
 
 class Embedding(nn.Module):
@@ -36,17 +37,19 @@ class Embedding(nn.Module):
 class Positions(nn.Module):
     """Learned positions, added to activations [batch, seq, hidden]; weight [max_seq_len, hidden].
 
-    With the sequence split over a tp group, this rank's slice is number `slice_index`.
+    They are places in the document where documents are told apart, else in the sequence. With the
+    sequence split over a tp group, this rank's slice is number `slice_index` of `slices`.
     """
 
     def __init__(self, max_seq_len: int, hidden: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(max_seq_len, hidden))
-        self.slice_index = 0
+        self.slice_index, self.slices = 0, 1
 
-    def forward(self, x: Tensor) -> Tensor:
-        first = self.slice_index * x.shape[1]
-        return x + self.weight[first : first + x.shape[1]]
+    def forward(self, x: Tensor, about: Pass) -> Tensor:
+        places = about.order if about.places is None else about.places
+        mine = places.chunk(self.slices, dim=-1)[self.slice_index]
+        return x + F.embedding(mine, self.weight)
 
 
 class Head(nn.Module):

@@ -36,5 +36,5 @@ class LayerNorm(nn.Module):
 
 def build_norm(spec: ModelSpec) -> nn.Module:
     """The norm of the model's family."""
-    kind = RMSNorm if spec.family == "llama" else LayerNorm
+    kind = LayerNorm if spec.family == "gpt2" else RMSNorm
     return kind(spec.hidden, spec.norm_eps)

@@ -1,9 +1,9 @@
 """Parameters as slots of flat buffers: gathered, reduced, updated and saved as one run of numbers.
 
-A `FlatGroup` is the unit of data parallelism, one transformer layer or one table. Its fp32 master
-weights, gradients and optimizer state are cut into equal ranges over the `dp_shard` axis; the
-module's parameters are views into a full buffer in the compute type, which exists only while the
-group is gathered. With one shard and fp32 the full buffer *is* the master: no copy at all.
+A `FlatGroup` is the unit of data parallelism: one transformer layer, its experts, or one table. Its
+fp32 master weights and optimizer state are cut into equal ranges over the shards axis (ZeRO stage
+1), its gradients too (stage 2), and the weights in use as well (stage 3). arXiv 1910.02054,
+2304.11277.
 """
 
 from __future__ import annotations
@@ -11,25 +11,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, groupby
 from math import prod
 
 import torch
 from torch import Tensor, nn
 
-from meshwright.base.errors import RunError
 from meshwright.checkpoint.pieces import Piece
-from meshwright.train.comm import Axis, Pending
+from meshwright.train.comm import Axis
+from meshwright.train.nn.linear import WeightGradients
+from meshwright.train.parallel.accumulate import Accumulator, Scatters
+from meshwright.train.parallel.reduce import AllReduction, Reduction
+from meshwright.train.parallel.weights import FullWeights
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A parameter: where it lives in the module tree, and which part of the whole model it is.
+    """A tensor or a part of one: where it lives in the module tree, and what part it is.
 
-    `module.attribute` is replaced by a view into a flat buffer; `shape` is this rank's slice.
-    `box_offset` is where this rank's tensor-parallel slice begins in the tensor of `global_shape`.
-    `whole` says that every tp rank holds all of it; `tied` that the first and the last pipeline
-    stage each hold it, and `copy` that this one is the last stage's.
+    `module.attribute` is replaced by a view into a flat buffer; where consecutive slots name the
+    same attribute (the experts of a layer), it views them stacked along the first dimension.
+    `shape` is this rank's slice, which begins at `box_offset` in the tensor of `global_shape`.
+    `whole` says that every tp rank holds all of it, `partial` that each then has only a part of its
+    gradient; `tied` that the first and the last pipeline stage each hold it, and `copy` that this
+    one repeats what another slot answers for.
     """
 
     name: str
@@ -39,9 +44,10 @@ class Slot:
     global_shape: tuple[int, ...]
     box_offset: tuple[int, ...]
     decay: bool
-    whole: bool
-    tied: bool
-    copy: bool
+    whole: bool = False
+    partial: bool = False
+    tied: bool = False
+    copy: bool = False
 
     @property
     def numel(self) -> int:
@@ -49,139 +55,117 @@ class Slot:
         return prod(self.shape)
 
 
-class FlatGroup:
-    """The parameters `slots` as one flat buffer, cut over `shards`, summed over `replicas`.
+@dataclass(frozen=True)
+class Storage:
+    """Types of the numbers, the ZeRO stage, and `home`, where masters and moments are kept."""
 
-    With `release_early` the full weights are freed after each backward, else after the update.
+    dtype: torch.dtype
+    grad_dtype: torch.dtype
+    zero: int
+    device: torch.device
+    home: torch.device
+
+
+@dataclass(frozen=True)
+class Copies:
+    """The axes that copies of a group's numbers span, and how gradients are added up over them;
+    `scatters` are those of all groups of the rank."""
+
+    shards: Axis
+    replicas: Axis
+    scatter: Reduction
+    add_up: AllReduction
+    scatters: Scatters
+
+
+class FlatGroup:
+    """The parameters `slots` as one flat buffer, cut over shards, summed over replicas.
+
+    With `release_early` the full weights of ZeRO stage 3 are freed after each backward pass, else
+    after the update. Gradients that `later` holds back are delivered when it is flushed.
     """
 
     def __init__(
         self,
         slots: list[Slot],
-        shards: Axis,
-        replicas: Axis,
-        dtype: torch.dtype,
-        device: torch.device,
+        copies: Copies,
+        storage: Storage,
+        later: WeightGradients,
         release_early: bool = False,
     ) -> None:
         self.slots = sorted(slots, key=lambda slot: not slot.decay)
-        self.shards, self.replicas = shards, replicas
+        self.shards, self.replicas = copies.shards, copies.replicas
+        self._later, self._release_early = later, release_early
         *self.starts, self.used = accumulate((slot.numel for slot in self.slots), initial=0)
-        self.shard_size = -(-self.used // shards.size)
-        self.first = shards.index * self.shard_size
-        self.sharded = shards.size > 1
-        self._release_early = release_early
-        self.master = torch.zeros(self.shard_size, device=device)
-        self.grad = torch.zeros(self.shard_size, device=device)
-        shares_master = not self.sharded and dtype == torch.float32
-        padded = self.shard_size * shards.size
-        self.full = (
-            self.master if shares_master else torch.empty(padded, dtype=dtype, device=device)
+        self.shard_size = -(-self.used // self.shards.size)
+        self.first = self.shards.index * self.shard_size
+        sharded = self.shards.size > 1
+        self.master = torch.zeros(self.shard_size, device=storage.home)
+        self.weights = FullWeights(
+            self.master,
+            self.shards,
+            storage.dtype,
+            storage.device,
+            frees=sharded and storage.zero == 3,
         )
-        self._full_grad: Tensor | None = None
-        self._gathered = True
-        self._fresh = self._reduce_now = False
-        self._reduction: Pending | None = None
-        self._waiting: set[str] = set()
+        self.sums = Accumulator(
+            (self.used, self.shard_size, self.shards.size),
+            storage.grad_dtype,
+            storage.device,
+            each_pass=sharded and storage.zero >= 2,
+            scatter=copies.scatter,
+            add_up=copies.add_up,
+            scatters=copies.scatters,
+        )
+        self._expected: set[object] = set()
         self._attach()
+        self.weights.release()  # so that a model that fits only in shards can be built
+
+    @property
+    def grad(self) -> Tensor:
+        """This rank's shard of the summed gradients, [shard_size]."""
+        return self.sums.grad
 
     def _attach(self) -> None:
-        for slot, start in zip(self.slots, self.starts, strict=True):
-            view = slice(start, start + slot.numel)
+        """Put views of the full weights in the place of the modules' parameters."""
+        placed = zip(self.slots, self.starts, strict=True)
+        for (module, attribute), run in groupby(placed, lambda s: (s[0].module, s[0].attribute)):
+            slots, starts = zip(*run, strict=True)
+            place = slice(starts[0], starts[-1] + slots[-1].numel)
+            rows = sum(slot.shape[0] for slot in slots)
             # `.data` has a version of its own: gathering again between a forward and its backward
             # writes the same numbers, which autograd must not take for a change.
-            parameter = nn.Parameter(self.full[view].view(slot.shape).data)
-            setattr(slot.module, slot.attribute, parameter)
-            hook = partial(self._on_grad, name=slot.name, view=view)
-            parameter.register_post_accumulate_grad_hook(hook)
+            view = self.weights.buffer[place].view(rows, *slots[0].shape[1:]).data
+            parameter = nn.Parameter(view)
+            setattr(module, attribute, parameter)
+            key = slots[0].name
+            self._expected.add(key)
+            deliver = partial(self._deliver, key, place)
+            parameter.register_post_accumulate_grad_hook(partial(self._on_grad, deliver=deliver))
+            getattr(module, "delivers", {})[attribute] = deliver
 
-    # Gathering and releasing the full weights
+    def begin_pass(self, last: bool) -> None:
+        """A backward pass is coming whose gradients are complete; `last` of the step or not."""
+        self.sums.begin_pass(last, self._expected)
 
-    def gather(self) -> None:
-        """Make the full weights present; no-op if they are."""
-        if self._gathered:
+    def _on_grad(self, parameter: Tensor, deliver: partial[None]) -> None:
+        """Autograd has the gradient of one parameter for this micro-batch."""
+        grad, parameter.grad = parameter.grad, None
+        if grad is None:  # put off: its layer will deliver it
             return
-        self._resize(self.full, self.full.numel())
-        self.shards.all_gather(self.full, self.master.to(self.full.dtype))
-        self._gathered = True
-
-    def release(self) -> None:
-        """Free the full weights where the shards suffice to make them again."""
-        if self.sharded and self._gathered:
-            self._resize(self.full, 0)
-            self._gathered = False
-
-    def refresh(self) -> None:
-        """After an update of the master: the full weights follow."""
-        if self.sharded:
-            self.release()
-        elif self.full is not self.master:
-            self.full.copy_(self.master)
-
-    @staticmethod
-    def _resize(buffer: Tensor, numel: int) -> None:
-        buffer.untyped_storage().resize_(numel * buffer.element_size())
-
-    # Gradients
-
-    def begin_step(self) -> None:
-        """The next gradients replace those of the step before."""
-        self._fresh = True
-
-    def begin_backward(self, last: bool) -> None:
-        """The next backward pass is a micro-batch's; `last` of the step starts the reduction."""
-        self._reduce_now = last
-        self._waiting = {slot.name for slot in self.slots}
-
-    def end_backward(self) -> None:
-        """That backward pass is over. Raises RunError if a parameter got no gradient: its group
-        has not been reduced, and replicas would drift apart unseen."""
-        if self._waiting:
-            raise RunError(f"no gradient reached {', '.join(sorted(self._waiting))}")
-
-    def _on_grad(self, parameter: Tensor, name: str, view: slice) -> None:
-        """Autograd has the gradient of one slot for this micro-batch."""
-        assert parameter.grad is not None
-        target = self._micro_batch_grad()[view].view(parameter.shape)
-        if self._fresh or self.sharded:
-            target.copy_(parameter.grad)
+        if self._later.holding:
+            self._later.put(lambda: grad, deliver)
         else:
-            target.add_(parameter.grad)
-        parameter.grad = None
-        self._waiting.remove(name)
-        if not self._waiting:
-            self._all_grads_here()
+            deliver(grad)
 
-    def _micro_batch_grad(self) -> Tensor:
-        """Where gradients go as they come: sharded ones into a buffer that lives for one pass."""
-        if not self.sharded:
-            return self.grad
-        if self._full_grad is None:
-            size = self.shard_size * self.shards.size
-            self._full_grad = torch.empty(size, device=self.grad.device)
-            self._full_grad[self.used :].zero_()
-        return self._full_grad
+    def _deliver(self, key: str, place: slice, grad: Tensor) -> None:
+        if self.sums.deliver(key, place, grad):
+            self.release_early()
 
-    def _all_grads_here(self) -> None:
-        if self._full_grad is not None:
-            part = self.grad if self._fresh else torch.empty_like(self.grad)
-            self.shards.reduce_scatter(part, self._full_grad)
-            if not self._fresh:
-                self.grad.add_(part)
-            self._full_grad = None
-            if self._release_early:
-                self.release()
-        self._fresh = False
-        if self._reduce_now:
-            self._reduction = self.replicas.start_all_reduce(self.grad)
-
-    def finish_reduction(self) -> None:
-        """Wait until `grad` is the sum over all data-parallel ranks."""
-        if self._reduction is not None:
-            self._reduction.wait()
-            self._reduction = None
-
-    # Ranges of the local shard
+    def release_early(self) -> None:
+        """A backward pass needs the weights no more: free them if they are not needed soon."""
+        if self._release_early:
+            self.weights.release()
 
     @property
     def decay_size(self) -> int:

@@ -1,9 +1,4 @@
-"""Runs a schedule on one pipeline stage: the actions say what, this file says how.
-
-Activations go to the next stage, gradients to the one before. Receives are posted one action ahead,
-and a send is waited for only once its receipt is certain or another has followed it, so neither
-side blocks the other and no more is kept than is in flight.
-"""
+"""Runs a schedule on one rank's pipeline stages: the actions say what, this file says how."""
 
 from __future__ import annotations
 
@@ -11,31 +6,42 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.plan.schedule import Action
-from meshwright.train.comm import Pending
-from meshwright.train.loss import count_valid, summed_loss
+from meshwright.train.documents import document_ids, positions_in_documents
+from meshwright.train.loss import HeadLoss, count_valid
 from meshwright.train.mesh import Mesh
 from meshwright.train.nn.decoder import Decoder
+from meshwright.train.nn.dropout import Draws
+from meshwright.train.nn.linear import WeightGradients
+from meshwright.train.nn.passing import Pass
+from meshwright.train.parallel.context import local_order
 from meshwright.train.parallel.data import DataParallel
+from meshwright.train.parallel.mail import Mail, open_channels
+from meshwright.train.parallel.messages import Wiring
+from meshwright.train.saved import ActivationStore
 
 
 @dataclass
 class StepSums:
-    """What the last stage counts over the micro-batches of a step; zero on other stages."""
+    """Sums over the micro-batches of a step: loss and valid targets on the last stage, router
+    losses on every stage with experts."""
 
     loss: Tensor
-    tokens: int = 0
+    penalty: Tensor
+    tokens: Tensor | int = 0
 
 
-@dataclass
-class _Transfer:
-    """A tensor on its way; it must live until the transfer is done."""
+@dataclass(frozen=True)
+class RunKind:
+    """What a pass through a schedule is for: `training` keeps what gradients need and counts
+    routing; gradients are those of `loss_scale` times the loss; `draws` is what dropout goes by."""
 
-    buffer: Tensor
-    pending: Pending
+    training: bool
+    loss_scale: float = 1.0
+    counting: bool = True
+    draws: Draws | None = None
 
 
 @dataclass
@@ -44,116 +50,160 @@ class _InFlight:
 
     received: Tensor | None
     output: Tensor
-    sent: _Transfer | None
 
 
 @dataclass
 class _State:
-    """The sends, receives and micro-batches of one pass through a schedule."""
+    """One pass through a schedule."""
 
+    kind: RunKind
+    mail: Mail
     sums: StepSums
-    posted: dict[Action, _Transfer] = field(default_factory=dict)
-    sent: list[_Transfer] = field(default_factory=list)
-    in_flight: dict[int, _InFlight] = field(default_factory=dict)
+    last: dict[int, int]  # place in the order of each stage's last weight gradients
+    order: Tensor  # place in the whole sequence of each of this rank's tokens
+    in_flight: dict[tuple[int, int], _InFlight] = field(default_factory=dict)
 
 
-class PipelineStage:
-    """This rank's stage of the model, ready to execute schedules."""
+@dataclass(frozen=True)
+class Feed:
+    """How tokens become passes: `end_of_text` ends a document where attention stays inside."""
+
+    dtype: torch.dtype
+    device: torch.device
+    end_of_text: int | None
+
+
+class Pipeline:
+    """This rank's stages of the model, ready to execute schedules."""
 
     def __init__(
         self,
-        model: Decoder,
+        stages: dict[int, Decoder],
         data: DataParallel,
         mesh: Mesh,
-        dtype: torch.dtype,
-        device: torch.device,
+        feed: Feed,
+        later: WeightGradients,
+        head_loss: HeadLoss,
+        activations: ActivationStore,
     ) -> None:
-        self.model, self.data, self.mesh = model, data, mesh
-        self.dtype, self.device = dtype, device
+        self._stages, self._data, self._mesh, self._feed = stages, data, mesh, feed
+        self._later, self._head_loss, self._activations = later, head_loss, activations
+        layout = mesh.layout
+        self._wiring = Wiring(layout.schedule, layout.pp, layout.virtual_stages)
+        if feed.device.type == "cuda":
+            open_channels(mesh, self._wiring, feed.device)
 
-    def run(self, actions: Sequence[Action], batches: Tensor) -> StepSums:
-        """Execute `actions` on `batches` [micro_batches, sequences, seq_len + 1] of token ids.
-
-        Returns the summed loss and the number of valid targets on the last stage. Without any
-        backward action nothing is kept for one.
-        """
-        state = _State(StepSums(torch.zeros((), device=self.device)))
-        last_backward = max((i for i, a in enumerate(actions) if a.kind == "backward"), default=-1)
-        with torch.set_grad_enabled(last_backward >= 0):
-            for i, action in enumerate(actions):
-                for upcoming in actions[i : i + 2]:
-                    self._post_receive(state, upcoming, batches)
-                if action.kind == "forward":
-                    self._forward(state, action, batches[action.micro_batch], last_backward >= 0)
-                else:
-                    self.data.begin_backward(last=i == last_backward)
-                    self._backward(state, action)
-                    self.data.end_backward()
-        for transfer in state.sent:
-            transfer.pending.wait()
+    def run(self, orders: Sequence[Sequence[Action]], batches: Tensor, kind: RunKind) -> StepSums:
+        """Execute this rank's of `orders` on `batches` [micro_batches, sequences, seq_len + 1]."""
+        mine = orders[self._mesh.at.pp]
+        # All at once: a copy for each micro-batch would wait each time for what the chip has to do.
+        batches = batches.to(self._feed.device, non_blocking=True)
+        state = self._begin(orders, mine, batches, kind)
+        needs = [self._wiring.needs(action) for action in mine]
+        with torch.set_grad_enabled(kind.training):
+            for i, action in enumerate(mine):
+                for message in needs[i : i + 2]:
+                    if message is not None:
+                        state.mail.post(message)
+                self._execute(state, i, action, batches)
+        state.mail.finish()
         return state.sums
 
-    def _forward(self, state: _State, action: Action, tokens: Tensor, keep: bool) -> None:
-        inputs, targets = tokens[:, :-1].clamp_min(0), tokens[:, 1:]
-        received = self._take_received(state, action)
-        if received is not None:
-            received.requires_grad_(keep)
-        output = self.model(inputs if received is None else received, seq_len=inputs.shape[1])
-        sent = None
-        if self.mesh.last_stage:
-            output = summed_loss(output, targets, self.mesh.tp)
+    def _begin(
+        self,
+        orders: Sequence[Sequence[Action]],
+        mine: Sequence[Action],
+        batches: Tensor,
+        kind: RunKind,
+    ) -> _State:
+        layout, device = self._mesh.layout, self._feed.device
+        _, sequences, length = batches.shape
+        split = layout.cp * (layout.tp if layout.sequence_parallel else 1)
+        hidden = next(iter(self._stages.values())).spec.hidden
+        shape = (sequences, (length - 1) // split, hidden)
+        like = torch.empty(shape, dtype=self._feed.dtype, device=device)
+        mail = Mail(self._mesh, self._wiring, like, window=2 * layout.virtual_stages + 2)
+        mail.expect(orders)
+        finals = ("backward", "backward_weight")
+        last = {action.stage: i for i, action in enumerate(mine) if action.kind in finals}
+        zero = torch.zeros((), device=device)
+        for model in self._stages.values():
+            model.reach(length - 1, device)
+        order = local_order(length - 1, layout.cp, self._mesh.cp.index, layout.cp_method)
+        order = order.to(device, non_blocking=True)
+        return _State(kind, mail, StepSums(zero.clone(), zero.clone()), last, order)
+
+    def _execute(self, state: _State, i: int, action: Action, batches: Tensor) -> None:
+        if action.kind == "forward":
+            self._forward(state, action, batches[action.micro_batch])
+            return
+        last = state.last[action.stage] == i
+        if action.kind == "backward":
+            self._data.begin_pass(action.stage, last)
+            self._backward(state, action)
+            self._later.flush(None)
+            self._data.end_pass(action.stage)
+        elif action.kind == "backward_input":
+            self._later.key = (action.stage, action.micro_batch)
+            self._backward(state, action)
+            self._later.key = None
+            self._data.release_layers(action.stage)
+        else:
+            self._data.begin_pass(action.stage, last)
+            self._later.flush((action.stage, action.micro_batch))
+            self._data.end_pass(action.stage)
+
+    def _forward(self, state: _State, action: Action, tokens: Tensor) -> None:
+        model, needed = self._stages[action.stage], self._wiring.needs(action)
+        received = None if needed is None else state.mail.take(needed)
+        if received is not None and state.kind.training:
+            received = received.detach().requires_grad_()
+        inputs, targets, about = self._passing(model, tokens, state)
+        if state.kind.draws is not None:
+            about.draws = state.kind.draws.of(action.micro_batch, self._feed.device)
+        with self._activations.keeping():
+            output = model(inputs if received is None else received, about)
+            if model.last:
+                output = self._head_loss(output, model.head_weight, targets, state.kind.loss_scale)
+        if about.penalty is not None:
+            state.sums.penalty += about.penalty
+        if model.last:
             state.sums.loss += output.detach()
             state.sums.tokens += count_valid(targets)
-        else:
-            sent = self._send(output.detach(), self.mesh.at.pp + 1)
-        if keep:
-            state.in_flight[action.micro_batch] = _InFlight(received, output, sent)
-        elif sent is not None:
-            _keep_until_next(state, sent)
+        elif (message := self._wiring.gives(action)) is not None:
+            state.mail.give(message, output.detach())
+        if state.kind.training:
+            key = (action.stage, action.micro_batch)
+            state.in_flight[key] = _InFlight(received, output)
+
+    def _passing(
+        self, model: Decoder, tokens: Tensor, state: _State
+    ) -> tuple[Tensor, Tensor, Pass]:
+        """This rank's inputs and targets [sequences, seq / cp] among `tokens`, and their pass."""
+        kind, order = state.kind, state.order
+        inputs, targets = tokens[:, :-1].clamp_min(0), tokens[:, 1:]
+        documents = places = None
+        if self._feed.end_of_text is not None:
+            documents = document_ids(inputs, self._feed.end_of_text)
+            places = positions_in_documents(documents)[:, order]
+        about = Pass(
+            rope=model.rope_at(order if places is None else places),
+            order=order,
+            documents=documents,
+            places=places,
+            training=kind.training or kind.counting,
+            loss_scale=kind.loss_scale,
+        )
+        return inputs[:, order], targets[:, order], about
 
     def _backward(self, state: _State, action: Action) -> None:
-        flight = state.in_flight.pop(action.micro_batch)
-        grad = self._take_received(state, action)
-        if flight.sent is not None:
-            flight.sent.pending.wait()  # its gradient has come back, so it has arrived
+        flight = state.in_flight.pop((action.stage, action.micro_batch))
+        needed = self._wiring.needs(action)
+        if needed is None:
+            grad = torch.full_like(flight.output, state.kind.loss_scale)
+        else:
+            grad = state.mail.take(needed)
         torch.autograd.backward(flight.output, grad)
-        if flight.received is not None:
-            assert flight.received.grad is not None
-            _keep_until_next(state, self._send(flight.received.grad, self.mesh.at.pp - 1))
-
-    def _source(self, action: Action) -> int | None:
-        """The stage that `action` waits for; None at the ends of the pipeline."""
-        stage = self.mesh.at.pp
-        if action.kind == "forward":
-            return None if self.mesh.first_stage else stage - 1
-        return None if self.mesh.last_stage else stage + 1
-
-    def _post_receive(self, state: _State, action: Action, batches: Tensor) -> None:
-        source = self._source(action)
-        if source is None or action in state.posted:
-            return
-        _, sequences, length = batches.shape
-        seq = (length - 1) // (self.mesh.tp.size if self.mesh.layout.sequence_parallel else 1)
-        shape = (sequences, seq, self.model.spec.hidden)
-        buffer = torch.empty(shape, dtype=self.dtype, device=self.device)
-        work = dist.irecv(buffer, src=self.mesh.pp.ranks[source], group=self.mesh.pp.group)
-        state.posted[action] = _Transfer(buffer, Pending(work, self.mesh.clock))
-
-    def _take_received(self, state: _State, action: Action) -> Tensor | None:
-        received = state.posted.pop(action, None)
-        if received is None:
-            return None
-        received.pending.wait()
-        return received.buffer
-
-    def _send(self, x: Tensor, stage: int) -> _Transfer:
-        x = x.contiguous()
-        work = dist.isend(x, dst=self.mesh.pp.ranks[stage], group=self.mesh.pp.group)
-        return _Transfer(x, Pending(work, self.mesh.clock))
-
-
-def _keep_until_next(state: _State, sent: _Transfer) -> None:
-    """Hold on to a send; wait for the one before it, which the receiver takes first."""
-    for earlier in state.sent:
-        earlier.pending.wait()
-    state.sent = [sent]
+        if (message := self._wiring.gives(action)) is not None:
+            assert flight.received is not None and flight.received.grad is not None
+            state.mail.give(message, flight.received.grad)
