@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.plan.experts import (
@@ -28,6 +28,7 @@ def loaded_placements(draw: st.DrawFn) -> tuple[list[float], Placement]:
     return [float(load) for load in loads], Placement(tuple(experts), ep)
 
 
+@settings(deadline=None)
 @given(loaded_placements())
 def test_a_new_placement_is_whole_and_better(case: tuple[list[float], Placement]) -> None:
     loads, old = case
@@ -41,6 +42,7 @@ def test_a_new_placement_is_whole_and_better(case: tuple[list[float], Placement]
     assert imbalance(loads, new) < imbalance(loads, old)
 
 
+@settings(deadline=None)
 @given(loaded_placements())
 def test_imbalance_is_between_even_and_all_on_one_rank(
     case: tuple[list[float], Placement],

@@ -28,6 +28,7 @@ def write(
     state: Tensors = STATE_OF,
     loss: float = 2.0,
     norm: float = 5.0,
+    router: float = 0.1,
 ) -> Path:
     for name, tensors in ((GRADIENTS, gradient), (STATE, state)):
         root = folder / name
@@ -37,7 +38,9 @@ def write(
         }
         store.write_rank(store.begin(root, 0), 0, pieces)
         store.commit(root, 0, {}, 1)
-    (folder / TRACE).write_text(json.dumps([{"loss": loss, "grad_norm": norm}]))
+    (folder / TRACE).write_text(
+        json.dumps([{"loss": loss, "grad_norm": norm, "router_loss": router}])
+    )
     return folder
 
 
@@ -62,6 +65,7 @@ def test_the_same_is_equal(reference: Path, tmp_path: Path) -> None:
     [
         ({"loss": 2.0001}, "loss_rel"),
         ({"loss": math.nan}, "loss_rel"),
+        ({"router": 0.2}, "loss_rel"),
         ({"norm": 5.0001}, "grad_norm_rel"),
         ({"gradient": {**GRADIENT, "gradient/a": [6.0, 8.0]}}, "gradient"),
         ({"gradient": {**GRADIENT, "gradient/a": [math.nan, 4.0]}}, "gradient"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.train.documents import document_ids, positions_in_documents
@@ -25,6 +25,7 @@ def test_places_start_again_in_each_document() -> None:
     assert places.tolist() == [[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 4, 5]]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30))
 def test_they_agree_with_a_walk_through_the_tokens(tokens: list[int]) -> None:
     document, place, walked = 0, 0, []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.models.presets import preset
 from meshwright.train.init import initial_values, normal
 
 
+@settings(deadline=None)
 @given(start=st.integers(0, 2**40), size=st.integers(1, 64), cut=st.integers(0, 64))
 def test_a_slice_has_the_values_of_the_whole(start: int, size: int, cut: int) -> None:
     index = torch.arange(start, start + size)
