@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup train check test test-all golden docs bench
+.PHONY: setup train check test test-all validate golden docs bench
 
 setup: $(READY)
 
@@ -31,6 +31,10 @@ test: check
 # Everything, with every row of the acceptance matrix, whose table is written to docs/parity.md.
 test-all: check
 	PARITY=all PARITY_TABLE=docs/parity.md $(BIN)/pytest
+
+# Predicts the published runs of ../shared again; validation/RESULTS.md says what that means.
+validate: setup
+	$(BIN)/meshwright validate
 
 # Write the golden texts anew after a change that is meant, then review their diff.
 golden: setup

@@ -9,7 +9,7 @@ from typing import TextIO
 import typer
 
 from meshwright.base.errors import MeshwrightError
-from meshwright.cli import check, generate, report, train
+from meshwright.cli import check, generate, report, train, validate
 
 app = typer.Typer(
     name="meshwright",
@@ -22,6 +22,7 @@ app.command("train")(train.train)
 app.command("check")(check.check)
 app.command("report")(report.report)
 app.command("generate")(generate.generate)
+app.command("validate")(validate.validate)
 
 
 def run() -> int:
