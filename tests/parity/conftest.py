@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,26 @@ from meshwright.plan.layout import Layout
 from meshwright.train.compare import Comparison, Limits, compare
 
 STEPS = 6
+ROWS_OF_A_CASE = 4  # by default; all of them where PARITY=all
 HERE = Path(__file__).parent
 
 Compare = Callable[..., Comparison]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """By default each test of the users' cases runs on its first few rows."""
+    if os.environ.get("PARITY") == "all":
+        return
+    rows: Counter[str] = Counter()
+    left_out = []
+    for item in items:
+        if "test_parity_cases" in item.nodeid:
+            test = item.nodeid.partition("[")[0]
+            rows[test] += 1
+            if rows[test] > ROWS_OF_A_CASE:
+                left_out.append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

@@ -155,8 +155,6 @@ def quick() -> Iterator[tuple[str, str, int]]:
         by_layout.setdefault(row[1], []).append(row)
     for place, rows in enumerate(by_layout.values()):
         yield rows[(3 * place + 1) % len(rows)]
-        if place % 2:
-            yield rows[(3 * place + len(rows) // 2) % len(rows)]
 
 
 def layout(axes: dict[str, Any], accumulation: int, experts: bool = True) -> Layout:

@@ -46,8 +46,13 @@ CLOSE: dict[str, tuple[dict[str, Any], float, float]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["fsdp2", "dp2xtp2xpp2"])
-@pytest.mark.parametrize("setting", CLOSE)
+ROWS = [
+    *((setting, "fsdp2") for setting in CLOSE),
+    *((setting, "dp2xtp2xpp2") for setting in ("fp16", "fp8 by row", "gradients sent in int8")),
+]
+
+
+@pytest.mark.parametrize(("setting", "name"), ROWS)
 def test_setting_follows_fp32(
     losses: Callable[..., NDArray[np.float64]], setting: str, name: str
 ) -> None:

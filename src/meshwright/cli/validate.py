@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -11,9 +11,10 @@ from rich.table import Table
 
 from meshwright.base.errors import DataError
 from meshwright.cli.options import AsJson, print_json
-from meshwright.plan.validate.report import Report
-from meshwright.plan.validate.report import validate as predict_again
-from meshwright.plan.validate.time_report import Errors, TimedRow
+
+if TYPE_CHECKING:
+    from meshwright.plan.validate.report import Report
+    from meshwright.plan.validate.time_report import Errors
 
 DEFAULT_RUNS = Path("../shared/data/published_runs.csv")
 
@@ -27,6 +28,9 @@ def validate(
     """Predict published training runs again and say how far off the planner is."""
     if not runs.is_file():
         raise DataError(f"{runs}: no such file; name one with --runs FILE")
+    # Imported here: other commands start sooner without it.
+    from meshwright.plan.validate.report import validate as predict_again
+
     report = predict_again(runs)
     if as_json:
         print_json(report.document())
@@ -48,10 +52,10 @@ def _show(report: Report) -> None:
     _show_refused(report, console)
     worst = Table("row", "source", "", "error", "filled in", title="worst rows")
     for row in report.worst():
-        time = isinstance(row, TimedRow)
-        filled = ", ".join(row.assumed) if isinstance(row, TimedRow) else ""
+        filled = getattr(row, "assumed", None)  # rows of memory fill nothing in
+        time = filled is not None
         what = "step time" if time else "peak memory"
-        worst.add_row(row.id, row.source, what, f"{row.error:+.0%}", filled)
+        worst.add_row(row.id, row.source, what, f"{row.error:+.0%}", ", ".join(filled or ()))
     console.print(worst)
 
 
