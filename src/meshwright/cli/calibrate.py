@@ -37,7 +37,7 @@ def calibrate(
         Path | None, typer.Argument(metavar="JOB.toml", help="Default: the quickstart's model.")
     ] = None,
     override: Overrides = None,
-    steps: Annotated[int, typer.Option(min=6, max=1000, help="Steps to run.")] = 15,
+    steps: Annotated[int, typer.Option(min=6, max=1000, help="Steps to run.")] = 30,
     as_json: AsJson = False,
 ) -> int:
     """Run a few steps and keep what they say about this machine for later predictions."""

@@ -97,7 +97,8 @@ def _show_run(run: dict[str, Any]) -> None:
     typer.echo(
         f"{run['tokens']:.3g} tokens: {run['days']:.1f} days{money}; goodput {good['share']:.1%} "
         f"with a failure every {good['mtbf_h']:.1f} h, a checkpoint every "
-        f"{good['interval_s'] / 60:.0f} min ({good['write_s']:.0f} s each), {run['spares']} spares for each 64 chips"
+        f"{good['interval_s'] / 60:.0f} min ({good['write_s']:.0f} s each), "
+        f"{run['spares']} spares for each 64 chips"
     )
 
 

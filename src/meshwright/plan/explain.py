@@ -123,7 +123,7 @@ def _moves(layout: Layout, experts: int, can: Abilities) -> Iterator[tuple[str, 
     for axis in ("tp", "pp", "cp", *(("ep",) if experts else ())):
         for factor in (2, 0.5):
             yield from _resized(raw, axis, factor)
-    settings = {
+    settings: dict[str, list[Any]] = {
         "micro_batch": [n for n in (layout.micro_batch * 2, layout.micro_batch // 2) if n],
         "recompute": ["none", "selective", "full"],
         "zero": list(can.zero),

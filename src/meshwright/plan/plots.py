@@ -50,8 +50,10 @@ def page(title: str, best: Sequence[Prediction], curve: Scaling | None = None) -
 
 
 def _table(best: Sequence[Prediction]) -> str:
-    head = ("layout", "step, s", "from", "to", "tokens/s/chip", "MFU", "GiB", "P(out of memory)")
-    head += ("$ per T tokens",)
+    head = (
+        "layout", "step, s", "from", "to", "tokens/s/chip", "MFU", "GiB", "P(out of memory)",
+        "$ per T tokens",
+    )  # fmt: skip
     rows = [
         [
             p.name, f"{p.step_time_s:.3g}", f"{p.step_time_low_s:.3g}", f"{p.step_time_high_s:.3g}",

@@ -61,7 +61,9 @@ def scaling(question: Question, clusters: Sequence[Cluster]) -> Scaling:
         if len(found.best):
             best = predict(there, layout_of(there, found.best.candidates, 0))
             first = first or best
-        speed = best and first and best.tokens_per_s_per_chip / first.tokens_per_s_per_chip
+        speed = None
+        if best and first:
+            speed = best.tokens_per_s_per_chip / first.tokens_per_s_per_chip
         points.append(Point(cluster.chips, best, speed))
     return _named(question, tuple(points))
 

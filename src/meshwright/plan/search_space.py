@@ -53,7 +53,9 @@ class Abilities:
 def abilities(framework: str) -> Abilities:
     """Those of `framework`; of `any` where the file does not name it."""
     entry = _entry(framework if framework in _table() else "any")
-    return Abilities(**{key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()})
+    columns = {key: tuple(value) for key, value in entry.items() if isinstance(value, list)}
+    whole: dict[str, Any] = {**entry, **columns}
+    return Abilities(**whole)
 
 
 def _entry(name: str) -> dict[str, Any]:
@@ -237,7 +239,8 @@ def _has_places(c: Candidates) -> Bools:
     lanes = c.dp_shard * c.cp * np.where(c.etp == c.tp, 1, c.tp)
     ranks = c.dp_replicate * lanes
     places = (ranks % c.ep == 0) & ((lanes % c.ep == 0) | (c.ep % lanes == 0))
-    return places & ((c.tp == 1) | (c.etp == c.tp) | c.sp)
+    legal: Bools = places & ((c.tp == 1) | (c.etp == c.tp) | c.sp)
+    return legal
 
 
 def _chunkings(layers: int, pp: int, counts_ends: bool) -> list[int]:
