@@ -64,7 +64,7 @@ def _head_gradient(layer: Layer, weight: Block) -> None:
         layer.tied.append(weight)
     else:
         tied = layer.rank.spec.tie_embeddings
-        layer.deliver("embed.weight" if tied else "head.weight", 0, holding=True)
+        layer.deliver("embed.weight" if tied else "head.weight", weight, holding=True)
 
 
 def _product(layer: Layer, x: Value, n: int, h: int, vocab: int) -> Value:

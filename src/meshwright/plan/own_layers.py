@@ -48,9 +48,12 @@ class Layer:
         """A temporary allocation."""
         return self.rank.new(n_bytes)
 
-    def deliver(self, key: str, n_bytes: float, holding: bool = False) -> None:
-        """The gradient of weight `key` is made, used and dropped; kept if weights wait."""
-        grad = self.new(n_bytes)
+    def deliver(
+        self, key: str, made: float | Block, holding: bool = False, now: bool = False
+    ) -> None:
+        """The gradient of weight `key` is there, or made in so many bytes. It is used and dropped
+        once the operation has let go of what it kept, or `now`; if weights wait, it is kept."""
+        grad = made if isinstance(made, Block) else self.new(made)
         group = self.groups[self.name + key]
 
         def give(_held: Block = grad) -> None:
@@ -58,8 +61,10 @@ class Layer:
 
         if holding and self.rank.key is not None:
             self.rank.put_off(give)
-        else:
+        elif now:
             give()
+        else:
+            self.rank.tape.after.append(give)
 
     # Elementary operations.
 
@@ -93,7 +98,7 @@ class Layer:
 
             def make(_held: tuple[Block, Block] = (grad, rows_block)) -> None:
                 rank.count(flops)
-                self.deliver(f"{key}.weight", size * n_in * n_out)
+                self.deliver(f"{key}.weight", size * n_in * n_out, now=put_off)
 
             if put_off:
                 rank.put_off(make)

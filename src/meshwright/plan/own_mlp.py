@@ -223,7 +223,7 @@ def _grouped(
 
         def make(_held: tuple[Block, Block] = (grad, block)) -> None:
             rank.count(flops)
-            layer.deliver(f"mlp.experts.{key}", size * places * n_in * n_out)
+            layer.deliver(f"mlp.experts.{key}", size * places * n_in * n_out, now=put_off)
 
         if put_off:
             rank.put_off(make)

@@ -55,6 +55,7 @@ class Tape:
         self.epoch = 0
         self._total = self._most = 0
         self.order = 0
+        self.after: list[Callable[[], None]] = []  # once the operation under way has let go
 
     def grow(self, part: str, n_bytes: int) -> None:
         """`part` takes `n_bytes` more."""
@@ -152,7 +153,9 @@ def backward(tape: Tape, root: Node, grad: Block) -> None:
         given, node.grad = node.grad, None
         run, node.run = node.run, None
         assert given is not None
+        outer, tape.after = tape.after, []
         results = list(run(given))
+        after, tape.after = tape.after, outer
         del run, given
         for source in node.inputs:
             result = results.pop(0)
@@ -165,6 +168,8 @@ def backward(tape: Tape, root: Node, grad: Block) -> None:
                 waiting[id(source)] = source
                 heappush(queue, (-source.order, id(source)))
         node.inputs = ()
+        while after:
+            after.pop(0)()
 
 
 def _accumulate(tape: Tape, node: Node, grad: Block) -> None:
