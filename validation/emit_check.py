@@ -145,7 +145,13 @@ def installed(framework: str, into: Path) -> list[Path]:
         newer = [name for name in PACKAGES[framework] if name.startswith(NEWER_PYTHON)]
         others = [name for name in PACKAGES[framework] if name not in newer]
         if newer:
-            built = ("--python-version", "3.12", "--only-binary", ":all:")
+            built = (
+                "--python-version",
+                "3.12",
+                "--only-binary",
+                ":all:",
+                "--ignore-requires-python",
+            )
             pip("--target", str(own), *built, *newer)
         if others:
             pip("--target", str(own), "--upgrade", *others)
