@@ -9,7 +9,17 @@ from typing import TextIO
 import typer
 
 from meshwright.base.errors import MeshwrightError
-from meshwright.cli import check, generate, report, train, validate
+from meshwright.cli import (
+    calibrate,
+    check,
+    dryrun,
+    generate,
+    plan,
+    predict,
+    report,
+    train,
+    validate,
+)
 
 app = typer.Typer(
     name="meshwright",
@@ -20,6 +30,10 @@ app = typer.Typer(
 )
 app.command("train")(train.train)
 app.command("check")(check.check)
+app.command("plan")(plan.plan)
+app.command("predict")(predict.predict)
+app.command("dryrun")(dryrun.dryrun)
+app.command("calibrate")(calibrate.calibrate)
 app.command("report")(report.report)
 app.command("generate")(generate.generate)
 app.command("validate")(validate.validate)
