@@ -25,12 +25,18 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Tests that start no ranks go side by side; the others need the cores to themselves.
+ALONE := tests/unit tests/golden
+RANKS := tests/cli tests/parity tests/gpu
+
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto $(ALONE)
+	$(BIN)/pytest $(RANKS)
 
 # Everything, with every row of the acceptance matrix, whose table is written to docs/parity.md.
 test-all: check
-	PARITY=all PARITY_TABLE=docs/parity.md $(BIN)/pytest
+	$(BIN)/pytest -n auto $(ALONE)
+	PARITY=all PARITY_TABLE=docs/parity.md $(BIN)/pytest $(RANKS)
 
 # Predicts the published runs of ../shared again; validation/RESULTS.md says what that means.
 validate: setup

@@ -48,6 +48,58 @@ def test_plan_as_json_with_its_files(planner: Cli) -> None:
     assert "<svg" in (planner.cwd / "a.html").read_text()
     assert json.loads((planner.cwd / "a.json").read_text())["traceEvents"]
     assert any((planner.cwd / "files").iterdir())
+    assert found["written"]["files"] and found["written"]["command"]
+
+
+def test_what_is_written_for_another_trainer_is_named(planner: Cli) -> None:
+    said = planner.ok(
+        *PLAN, "--framework", "megatron", "--emit", "torchtitan", "--out", "files"
+    ).stdout
+    assert "(the trainer does not take tp2,pp1,dp32,zero1,mbs2) written to files" in said
+    assert "start it with: " in said
+
+
+def test_options_that_a_job_file_says_are_refused_beside_it(planner: Cli, job_file: Path) -> None:
+    idle = (("--seq-len", "64"), ("--global-batch", "8"), ("--framework", "megatron"))
+    for option in (*idle, ("--precision", "fp8"), ("--constants", "none.toml")):
+        done = planner.run("predict", job_file, *option)
+        assert done.returncode == 2 and done.stderr.startswith(f"error: {option[0]} = ")
+    done = planner.run(*PREDICT, "--layout", "tp8", "-o", "model.layers=3")
+    assert done.returncode == 2 and "--override" in done.stderr
+
+
+def test_single_changes_are_compared_with_the_fastest(planner: Cli) -> None:
+    found = [
+        json.loads(planner.ok(*PLAN, "--json", "--objective", wish).stdout)["single_changes"]
+        for wish in ("time", "memory")
+    ]
+    assert found[0] == found[1]
+
+
+def test_charts_are_written_as_an_image_too(planner: Cli) -> None:
+    planner.ok(*PLAN, "--top", "2", "--plot", "a.PNG")
+    assert (planner.cwd / "a.PNG").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_encoder_gets_chips_of_its_own(planner: Cli) -> None:
+    encoder = ("--encoder", "internvit-6b", "--images", "4")
+    said = planner.ok(*PLAN, *encoder).stdout
+    wanted = (
+        "of 64 chips 48 for the language model", "on chips of its own: 16 of 64 (25.0%)",
+        "bound by: ", "colocated with the first stage", "busy ", "image_bytes = 100000: assumed",
+        "data: a step reads",
+    )  # fmt: skip
+    assert list(_parts(said, *wanted)) == []
+    done = planner.ok(*PLAN, *encoder, "--freeze-encoder", "--json")
+    found: dict[str, Any] = json.loads(done.stdout)
+    frozen = found["encoder"]
+    assert frozen["frozen"] and frozen["share"] == frozen["encoder"]["chips"] / 64
+    assert frozen["language"]["best"]["name"] == found["best"][0]["name"]
+    assert frozen["encoder"]["best"]["time_parts"]["optimizer"] == 0
+    assert frozen["colocated"]["step_time_s"] > 0 and len(frozen["tried"]) >= 1
+    days = 1e12 / frozen["tokens_per_s"] / found["run"]["goodput"]["share"] / 86400
+    assert found["run"]["days"] == pytest.approx(days)
+    assert json.loads(planner.ok(*PLAN, "--json").stdout)["encoder"] is None
 
 
 def test_an_impossible_plan_is_one_line_with_the_way_out(planner: Cli) -> None:
@@ -66,7 +118,17 @@ def test_an_impossible_plan_is_one_line_with_the_way_out(planner: Cli) -> None:
         (*PLAN, "--precision", "fp4"),
         (*PLAN, "--framework", "megatrn"),
         (*PLAN, "--scale", "64,x"),
-        (*PLAN, "--plot", "a.png"),
+        (*PLAN, "--plot", "a.gif"),
+        (*PLAN, "--images", "2"),
+        (*PLAN, "--objective", "cost", "--spares", "1"),
+        (*PLAN, "--failures", "0"),
+        (*PLAN, "--why", "tp8,tp4"),
+        (*PLAN, "--freeze-encoder"),
+        (*PLAN, "--encoder", "vit-xl"),
+        (*PLAN, "--encoder", "vit-l-14", "--images", "33"),
+        (*PLAN, "--encoder", "vit-l-14", "--scale", "64,128"),
+        (*PLAN, "--encoder", "vit-l-14", "--objective", "cost"),
+        ("plan", "--model", "llama3-8b", "--cluster", "p5:8", "--encoder", "vit-l-14"),
         (*PREDICT, "--layout", "tpp8"),
         (*PREDICT, "--layout", "tp8,pp8", "--measured", "tokens=3"),
         PREDICT,

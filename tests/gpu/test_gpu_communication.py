@@ -95,7 +95,7 @@ def test_on_a_gpu_the_streams_waiting_is_timed(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "Event", lambda **_: FakeEvent(gpu))
     clock, work = Clock(), Work()
-    waited: Any = Pending(work, clock)  # type: ignore[arg-type] # only `wait` is asked of it
+    waited: Any = Pending(work, clock)
     waited.wait()
     assert clock.take().get("comm", 0.0) == 0.0  # the GPU is not there yet
     gpu.now = 2.0

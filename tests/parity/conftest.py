@@ -12,7 +12,7 @@ import pytest
 from parity_jobs import Tokens, layout, model_job, on_layout, write_tokens
 from parity_table import Table
 
-from meshwright.cli.check import CHECK_WORKER, trace
+from meshwright.cli.check import CHECK_WORKER, Tracing, trace
 from meshwright.conduct.local import LocalEngine
 from meshwright.plan.layout import Layout
 from meshwright.train.compare import Comparison, Limits, compare
@@ -69,9 +69,13 @@ def table() -> Iterator[Table]:
 
 
 @pytest.fixture(scope="session")
-def reference(
-    engine: LocalEngine, tokens: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Path]:
+def tracing(engine: LocalEngine, tokens: Path) -> Tracing:
+    """What all traces of the matrix share."""
+    return Tracing(engine, Tokens(tokens), STEPS, lambda: 0)
+
+
+@pytest.fixture(scope="session")
+def reference(tracing: Tracing, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Folder of the one-process trace of a model, made at its first use."""
     made: dict[str, Path] = {}
 
@@ -79,7 +83,7 @@ def reference(
         if model not in made:
             folder = tmp_path_factory.mktemp("reference") / model
             alone = layout({}, 1)
-            trace(engine, model_job(model), alone, Tokens(tokens), STEPS, folder, lambda: 0)
+            trace(model_job(model), alone, tracing, folder)
             made[model] = folder
         return made[model]
 
@@ -88,14 +92,14 @@ def reference(
 
 @pytest.fixture
 def against_one_process(
-    engine: LocalEngine, tokens: Path, reference: Callable[[str], Path], tmp_path: Path
+    tracing: Tracing, reference: Callable[[str], Path], tmp_path: Path
 ) -> Compare:
     """Trace a layout, maybe by a faulty entry point, and compare it with the reference."""
 
     def run(model: str, how: Layout, entry: str = f"{CHECK_WORKER}:main") -> Comparison:
         folder = tmp_path / "layout"
         checked = on_layout(model_job(model), how)
-        trace(engine, checked, how, Tokens(tokens), STEPS, folder, lambda: 0, entry)
+        trace(checked, how, tracing, folder, entry)
         return compare(reference(model), tmp_path / "layout", Limits())
 
     return run

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from meshwright.train.batches import step_batches
 from meshwright.train.gradients import Vote
 from meshwright.train.mesh import Mesh
 from meshwright.train.parallel.pipeline import StepSums
+from meshwright.train.replacing import Move
 from meshwright.train.trainer import Trainer
 from meshwright.train.worker import joined, open_samples
 
@@ -41,13 +43,28 @@ def batches_of(context: WorkerContext, trainer: Trainer, step: int) -> Tensor:
     return step_batches(trainer.job, trainer.mesh, samples, step)
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A step: what the ranks agreed on, and the experts that changed places after it."""
+
+    step: int
+    agreed: Vote
+    moves: list[Move]
+
+
+def each_step(
+    context: WorkerContext, trainer: Trainer, steps: range, rate_of: int | None = None
+) -> Iterator[Taken]:
+    """Train on the store at `args["tokens"]`, at each step's learning rate or at that of step
+    `rate_of`."""
+    for step in steps:
+        agreed = trainer.gradients(batches_of(context, trainer, step), step=step)
+        yield Taken(step, agreed, trainer.update(step if rate_of is None else rate_of, agreed))
+
+
 def take_steps(context: WorkerContext, trainer: Trainer, steps: range) -> list[Vote]:
     """Train on the store at `args["tokens"]`."""
-    votes = []
-    for step in steps:
-        votes.append(trainer.gradients(batches_of(context, trainer, step), step=step))
-        trainer.update(step, votes[-1])
-    return votes
+    return [taken.agreed for taken in each_step(context, trainer, steps)]
 
 
 def sums_of(mesh: Mesh, loss: float, tokens: int) -> StepSums:

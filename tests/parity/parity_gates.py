@@ -8,7 +8,7 @@ from tempfile import mkdtemp
 
 from parity_jobs import Tokens, on_layout
 
-from meshwright.cli.check import CHECK_WORKER, trace
+from meshwright.cli.check import CHECK_WORKER, Tracing, trace
 from meshwright.conduct.local import LocalEngine
 from meshwright.plan.job import Job
 from meshwright.plan.layout import Layout
@@ -38,8 +38,8 @@ class Gate:
         """The folder of the trace of `base` under `how`."""
         folder = Path(mkdtemp(dir=self.root)) / "run"
         checked = on_layout(base, how)
-        tokens = Tokens(self.tokens)
-        trace(self.engine, checked, how, tokens, self.steps, folder, lambda: 0, entry)
+        shared = Tracing(self.engine, Tokens(self.tokens), self.steps, lambda: 0)
+        trace(checked, how, shared, folder, entry)
         return folder
 
 

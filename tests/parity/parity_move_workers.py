@@ -6,18 +6,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from on_rank import on_rank
+from on_rank import batches_of, each_step, on_rank
 from torch import Tensor
 
 from meshwright.base.events import WorkerContext
 from meshwright.plan.experts import Placement
 from meshwright.plan.schedule import Action
-from meshwright.train.batches import step_batches
 from meshwright.train.mesh import Mesh
 from meshwright.train.precision.scaling import LossScale
 from meshwright.train.state import load_state, owned_state, save, trainer_meta
 from meshwright.train.trainer import Trainer
-from meshwright.train.worker import open_samples
 
 
 def overflowing(context: WorkerContext) -> None:
@@ -25,22 +23,17 @@ def overflowing(context: WorkerContext) -> None:
     state after `args["save_at"]` is saved to `args["save"]`. The scale after each step and its
     loss, and how many steps were applied."""
 
-    def work(trainer: Trainer, mesh: Mesh) -> Any:
+    def work(trainer: Trainer, _mesh: Mesh) -> Any:
         args = context.args
         trainer.loss_scale = LossScale(args["scale"])
         first = load_state(trainer, Path(args["load"])) if args.get("load") else 0
-        samples = open_samples(args["tokens"], trainer.job)
         scales, losses, applied = [], [], 0
-        for step in range(first, 30):
-            agreed = trainer.gradients(step_batches(trainer.job, mesh, samples, step), step=step)
-            trainer.update(0, agreed)
-            applied += agreed.finite
+        for taken in each_step(context, trainer, range(first, 30), rate_of=0):
+            applied += taken.agreed.finite
             scales.append(trainer.loss_scale.scale)
-            losses.append(agreed.loss)
-            if step + 1 == args["save_at"] and not args.get("load"):
-                save(
-                    Path(args["save"]), step + 1, mesh, owned_state(trainer), trainer_meta(trainer)
-                )
+            losses.append(taken.agreed.loss)
+            if taken.step + 1 == args["save_at"] and not args.get("load"):
+                _save(context, trainer, args["save_at"])
         return [scales, losses, applied]
 
     on_rank(context, work)
@@ -50,24 +43,27 @@ def moving_experts(context: WorkerContext) -> None:
     """Train to `args["until"]` and save to `args["save"]`; after step `args["move_after"]` every
     layer's experts are dealt out anew. Losses, moves, and the experts held before and after."""
 
-    def work(trainer: Trainer, mesh: Mesh) -> Any:
-        samples = open_samples(context.args["tokens"], trainer.job)
+    def work(trainer: Trainer, _mesh: Mesh) -> Any:
         losses, moves = [], []
-        load = context.args.get("load")
+        load, until = context.args.get("load"), context.args["until"]
         first = load_state(trainer, Path(load)) if load else 0
         held = [_held_experts(trainer)]
-        for step in range(first, context.args["until"]):
-            agreed = trainer.gradients(step_batches(trainer.job, mesh, samples, step), step=step)
-            moves += [asdict(move) for move in trainer.update(step, agreed)]
+        for taken in each_step(context, trainer, range(first, until)):
+            agreed = taken.agreed
+            moves += [asdict(move) for move in taken.moves]
             losses.append([agreed.loss, agreed.grad_norm, agreed.router_loss])
-            if step + 1 == context.args["move_after"]:
+            if taken.step + 1 == context.args["move_after"]:
                 _deal_anew(trainer)
         held.append(_held_experts(trainer))
-        root, until = Path(context.args["save"]), context.args["until"]
-        save(root, until, mesh, owned_state(trainer), trainer_meta(trainer))
+        _save(context, trainer, until)
         return {"losses": losses, "moves": moves, "held": held}
 
     on_rank(context, work)
+
+
+def _save(context: WorkerContext, trainer: Trainer, step: int) -> None:
+    root = Path(context.args["save"])
+    save(root, step, trainer.mesh, owned_state(trainer), trainer_meta(trainer))
 
 
 def _held_experts(trainer: Trainer) -> list[list[int]]:
@@ -85,7 +81,7 @@ def _deal_anew(trainer: Trainer) -> None:
 def layers_present(context: WorkerContext) -> None:
     """For each kind of action of a step, the most layers that were gathered after one of them."""
 
-    def work(trainer: Trainer, mesh: Mesh) -> Any:
+    def work(trainer: Trainer, _mesh: Mesh) -> Any:
         most: dict[str, int] = {}
         right = trainer.pipeline._execute
 
@@ -96,8 +92,7 @@ def layers_present(context: WorkerContext) -> None:
             most[action.kind] = max(most.get(action.kind, 0), present)
 
         trainer.pipeline._execute = watched  # type: ignore[method-assign] # to look on
-        samples = open_samples(context.args["tokens"], trainer.job)
-        trainer.gradients(step_batches(trainer.job, mesh, samples, 0))
+        trainer.gradients(batches_of(context, trainer, 0))
         return most
 
     on_rank(context, work)

@@ -1,4 +1,4 @@
-"""Running a small function on every rank of a layout and collecting what each returns."""
+"""Running a small function on every rank of a layout, and what the ranks return and save."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 from parity_jobs import on_layout
 
+from meshwright.checkpoint.reader import Reader
+from meshwright.checkpoint.store import latest
 from meshwright.conduct import conductor
 from meshwright.conduct.conductor import Status
 from meshwright.conduct.local import LocalEngine
@@ -34,3 +36,11 @@ def run_on_ranks(
         )
     assert outcome.status is Status.FINISHED, outcome.error
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(layout.world)]
+
+
+def saved_tensors(root: Path) -> dict[str, bytes]:
+    """The tensors of the newest checkpoint under `root`."""
+    commit = latest(root)
+    assert commit is not None
+    reader = Reader(commit.path)
+    return {name: reader.read(name).tobytes() for name in reader.names}

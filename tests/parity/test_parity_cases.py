@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from parity_jobs import BATCH, LAYOUTS, layout, model_job
+from rank_results import saved_tensors
 
 from meshwright.base.errors import ConfigError
-from meshwright.checkpoint.reader import Reader
 from meshwright.checkpoint.store import latest
 from meshwright.plan.job import check_resume
 from meshwright.plan.layout import Layout
@@ -27,13 +27,6 @@ OnRanks = Callable[..., list[Any]]
 def dense(name: str, accumulation: int, **more: Any) -> Layout:
     """The layout `name` for a model without experts."""
     return layout({**LAYOUTS[name], **more}, accumulation, experts=False)
-
-
-def _tensors(root: Path) -> dict[str, bytes]:
-    commit = latest(root)
-    assert commit is not None
-    reader = Reader(commit.path)
-    return {name: reader.read(name).tobytes() for name in reader.names}
 
 
 # Case 1: one global norm over all pipeline stages.
@@ -86,7 +79,7 @@ def test_uneven_valid_tokens_weigh_the_same(
     def step(how: Layout, name: str, **more: Any) -> tuple[list[float], dict[str, bytes]]:
         save = tmp_path / name
         results = on_ranks("masked_step", how, tokens=str(tokens), save=str(save), **more)
-        return results[0], _tensors(save)
+        return results[0], saved_tensors(save)
 
     (loss, count, norm), gradients = step(layout({}, 1), "one")
     found, split = step(layout(axes, 4), "split")
@@ -138,7 +131,7 @@ def test_10_steps_and_5_plus_5_have_the_same_bits(
         save = tmp_path / f"resumed-{twice}"
         rest = on_ranks("train_and_save", how, **shared, **again, twice=twice, save=str(save))
         assert first[0] + rest[0] == whole[0]
-        assert _tensors(save) == _tensors(tmp_path / "whole")
+        assert saved_tensors(save) == saved_tensors(tmp_path / "whole")
 
 
 def test_state_keeps_its_bits_from_2_2_1_to_1_1_4(
@@ -153,7 +146,7 @@ def test_state_keeps_its_bits_from_2_2_1_to_1_1_4(
         "train_and_save", target, "tied", **shared, load=str(saved.path), until=2,
         save=str(tmp_path / "b"),
     )  # fmt: skip
-    before, after = _tensors(tmp_path / "a"), _tensors(tmp_path / "b")
+    before, after = saved_tensors(tmp_path / "a"), saved_tensors(tmp_path / "b")
     assert {name.partition("/")[0] for name in before} == {"param", "adamw.m", "adamw.v"}
     assert before == after
 
@@ -246,7 +239,7 @@ def test_initial_weights_are_the_same_for_every_layout(on_ranks: OnRanks, tmp_pa
             how = layout(LAYOUTS.get(name, {}), 1, experts=model != "untied")
             folder = tmp_path / f"{model} {name}"
             on_ranks("initial_weights", how, model, save=str(folder))
-            seen.append(_tensors(folder))
+            seen.append(saved_tensors(folder))
         assert all(weights == seen[0] for weights in seen)
 
 

@@ -182,4 +182,4 @@ def _brief(value: object) -> object:
 def check_readable(path: Path) -> None:
     """Raises InputError if there is no such file."""
     if not path.is_file():
-        raise InputError(f"{path}: no such catalogue file; check --catalog")
+        raise InputError(f"{path}: no such catalogue file; check --catalogue")

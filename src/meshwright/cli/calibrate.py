@@ -18,7 +18,7 @@ from meshwright.conduct.local import LocalEngine
 from meshwright.conduct.rundir import RunDir
 from meshwright.conduct.signals import StopSignals
 from meshwright.plan.auto import question_of
-from meshwright.plan.calibration import append_measurement, calibrated, read_calibration
+from meshwright.plan.calibration import calibrated, path_of, read_calibration
 from meshwright.plan.job import Job, load_job, resolve_job
 from meshwright.plan.prediction import predict
 
@@ -47,14 +47,11 @@ def calibrate(
     )
     ref = job.cluster.ref
     before = predict(question_of(job, calibrated(ref)), job.layout).step_time_s
-    metrics, peak = _run(job)
-    path = append_measurement(ref, job, metrics, peak)
-    if path is None:
-        raise RunError(f"only {len(metrics)} steps were measured; give more --steps")
+    peak = _run(job)
     after = predict(question_of(job, calibrated(ref)), job.layout)
     known = read_calibration(ref)
     found = {
-        "file": str(path),
+        "file": str(path_of(ref)),
         "cluster": ref,
         "measured_step_time_s": known.runs[-1].step_time_s,
         "predicted_before_s": before,
@@ -70,8 +67,8 @@ def calibrate(
     return 0
 
 
-def _run(job: Job) -> tuple[list[dict[str, Any]], float]:
-    """Lines of metrics.jsonl of a run of `job`, and the peak that its first worker measured."""
+def _run(job: Job) -> float:
+    """Run `job`, which keeps its speed; the peak that its first worker measured."""
     console = log_console()
     with (
         StopSignals() as signals,
@@ -85,9 +82,8 @@ def _run(job: Job) -> tuple[list[dict[str, Any]], float]:
                 raise KeyboardInterrupt
             if outcome.status is not Status.FINISHED:
                 raise RunError(outcome.error or "the calibrating run failed")
-            lines = (rundir.path / "metrics.jsonl").read_text().splitlines()
             plan = json.loads((rundir.path / "plan.json").read_text())
-    return [json.loads(line) for line in lines], float(plan["peak_flops_per_chip"] or 0.0)
+    return float(plan["peak_flops_per_chip"] or 0.0)
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Protocol
 
@@ -40,6 +41,18 @@ class TokenSource(Protocol):
         """Token id."""
 
 
+@dataclass(frozen=True)
+class Tracing:
+    """What traces that are to be compared share: `steps` steps on `data`, run by `engine` from the
+    checkpoint `start` (None: weights of their own), until `stop_requests` counts one."""
+
+    engine: LocalEngine
+    data: TokenSource
+    steps: int
+    stop_requests: Callable[[], int]
+    start: Path | None = None
+
+
 def check(
     job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="Job file.")],
     override: Overrides = None,
@@ -58,7 +71,8 @@ def check(
         refuse_bad_start(job)
         prepared = prepare_job(job, console).prepared
         signals.only_count()
-        found = check_layout(engine, job, layout, prepared, steps, Path(scratch), signals.count)
+        shared = Tracing(engine, prepared, steps, signals.count)
+        found = check_layout(job, layout, shared, Path(scratch))
     if as_json:
         print_json(found.as_json())
     else:
@@ -66,22 +80,14 @@ def check(
     return 0 if found.equal else 1
 
 
-def check_layout(
-    engine: LocalEngine,
-    job: Job,
-    layout: Layout,
-    data: TokenSource,
-    steps: int,
-    scratch: Path,
-    stop_requests: Callable[[], int],
-) -> Comparison:
-    """Trace `steps` steps of `job` in one process and under `layout`, and compare.
+def check_layout(job: Job, layout: Layout, shared: Tracing, scratch: Path) -> Comparison:
+    """Trace `job` in one process and under `layout`, and compare.
 
     Raises RunError if either run fails, KeyboardInterrupt if it was asked to stop.
     """
-    start, alone = first_weights(job, scratch / "start"), one_process(layout)
-    for name, how in (("reference", alone), ("layout", layout)):
-        trace(engine, job, how, data, steps, scratch / name, stop_requests, start=start)
+    shared = replace(shared, start=first_weights(job, scratch / "start"))
+    for name, how in (("reference", one_process(layout)), ("layout", layout)):
+        trace(job, how, shared, scratch / name)
     return compare(scratch / "reference", scratch / "layout", Limits())
 
 
@@ -105,33 +111,29 @@ def one_process(layout: Layout) -> Layout:
 
 
 def trace(
-    engine: LocalEngine,
     job: Job,
     layout: Layout,
-    data: TokenSource,
-    steps: int,
+    shared: Tracing,
     folder: Path,
-    stop_requests: Callable[[], int],
     entry: str = f"{CHECK_WORKER}:main",
-    start: Path | None = None,
 ) -> None:
-    """Run `steps` steps of `job` under `layout` and leave in `folder` what `compare` reads.
+    """Run steps of `job` under `layout` and leave in `folder` what `compare` reads.
 
-    `entry` is what the workers run, `start` the checkpoint they start from (None: weights of their
-    own). Raises RunError if a rank fails, KeyboardInterrupt if it was asked to stop.
+    `entry` is what the workers run. Raises RunError if a rank fails, KeyboardInterrupt if it was
+    asked to stop.
     """
     args = {
         "job": job.model_copy(update={"layout": layout}).model_dump(mode="json"),
-        "train_prefix": str(data.train_prefix),
-        "end_of_text": data.end_of_text,
-        "steps": steps,
+        "train_prefix": str(shared.data.train_prefix),
+        "end_of_text": shared.data.end_of_text,
+        "steps": shared.steps,
         "out_dir": str(folder),
     }
-    if start is not None:
-        args["start_from"] = str(start)
+    if shared.start is not None:
+        args["start_from"] = str(shared.start)
     with RunDir.create_at(folder) as rundir:
         outcome = conductor.run(
-            engine, rundir, entry, layout.world, args, lambda _: None, stop_requests
+            shared.engine, rundir, entry, layout.world, args, lambda _: None, shared.stop_requests
         )
         if outcome.status is Status.INTERRUPTED:
             raise KeyboardInterrupt

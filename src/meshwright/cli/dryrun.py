@@ -65,4 +65,4 @@ def _show(found: DryRun) -> None:
 
 
 def _gib(n_bytes: int) -> str:
-    return f"{n_bytes / 2**30:.3f}"
+    return f"{n_bytes / 2**30:.4g}"

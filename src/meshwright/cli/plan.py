@@ -10,10 +10,15 @@ from typing import Any, get_args
 from meshwright.base.errors import ConfigError, did_you_mean
 from meshwright.catalog import Cluster
 from meshwright.catalog import cluster as find_cluster
+from meshwright.cli import plan_encoder
 from meshwright.cli import plan_options as options
 from meshwright.cli.options import AsJson, print_json
 from meshwright.cli.plan_text import show_answer
+from meshwright.plan import plots_png
+from meshwright.plan.cost.framework import names
 from meshwright.plan.emit import Emitted, Plan, emit
+from meshwright.plan.encoder_placed import Placement, place
+from meshwright.plan.encoders import Beside
 from meshwright.plan.explain import Change, Comparison, bound, compare, levers
 from meshwright.plan.goodput import Bill, Reliability, bill
 from meshwright.plan.limits import refusal
@@ -29,13 +34,36 @@ from meshwright.plan.plots import page
 from meshwright.plan.prediction import Prediction, layout_of, predict
 from meshwright.plan.scaling import Scaling, scaling
 from meshwright.plan.search import Found, search
-from meshwright.plan.search_notation import parse_layout
+from meshwright.plan.search_notation import parse_layout, write_layout
 from meshwright.plan.search_question import Question, Wishes
 from meshwright.plan.search_traffic import placed
 from meshwright.plan.trace import trace as trace_of
 
 TRILLION = 1e12
-FEWEST_EMITTED = 32  # layouts tried for one that the framework's own rules accept
+# What the cost model calls the frameworks that configurations are written for, where it differs.
+PRICED_AS = {"megatron-bridge": "bridge", "torchtitan-toml": "torchtitan", "job": "meshwright"}
+PAGES = (".html", ".htm")
+MONEY = ("cost", "goodput")  # objectives that try smaller parts of the cluster too
+MOST_EMITTED = 4096  # layouts tried for one that the framework itself accepts
+
+
+@dataclass(frozen=True)
+class Written:
+    """Files in `folder` for `layout`: not the best one where the framework does not take that."""
+
+    layout: str
+    folder: str
+    files: Emitted
+
+    def document(self) -> dict[str, Any]:
+        """As plain JSON, without the text of the files."""
+        return {
+            "layout": self.layout,
+            "folder": self.folder,
+            "files": sorted(self.files.files),
+            "command": self.files.command,
+            "notes": list(self.files.notes),
+        }
 
 
 @dataclass(frozen=True)
@@ -51,7 +79,8 @@ class Answer:
     objective: Objective
     why: Comparison | None = None
     curve: Scaling | None = None
-    emitted: Emitted | None = None
+    emitted: Written | None = None
+    placed: Placement | None = None
 
     def document(self) -> dict[str, Any]:
         """As plain JSON."""
@@ -75,6 +104,8 @@ class Answer:
             },
             "why": self.why and self.why.document(),
             "scaling": self.curve and self.curve.document(),
+            "encoder": self.placed and self.placed.document(),
+            "written": self.emitted and self.emitted.document(),
         }
 
 
@@ -90,7 +121,7 @@ def plan(
     risk: options.Risk = options.DEFAULT_RISK,
     top: options.Top = 3,
     failures: options.Failures = None,
-    spares: options.Spares = 0,
+    spares: options.Spares = None,
     pareto: options.Pareto = False,
     why: options.Why = None,
     scale: options.Scale = None,
@@ -100,16 +131,27 @@ def plan(
     out: options.Out = Path("plan-out"),
     catalogue: options.Catalogue = None,
     constants: options.ConstantsFile = None,
+    encoder: plan_encoder.Encoder = None,
+    images: plan_encoder.Images = None,
+    image_tokens: plan_encoder.ImageTokens = None,
+    image_bytes: plan_encoder.ImageBytes = None,
+    freeze_encoder: plan_encoder.Freeze = False,
     as_json: AsJson = False,
 ) -> int:
     """The best layouts for a model on a cluster, with time, memory, money and reasons."""
     wanted = _objective(objective)
-    if plot and plot.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError("plot", str(plot), "charts are written as HTML with SVG; name it .html")
-    wishes = Wishes(seq_len, global_batch, precision, framework, risk, catalogue)
+    _check_plot(plot)
+    about = plan_encoder.wanted(encoder, images, image_tokens, image_bytes, freeze_encoder)
+    how = _reliability(failures, spares, wanted)
+    priced_as = framework or _priced_as(emit_for)
+    wishes = Wishes(seq_len, global_batch, precision, priced_as, risk, catalogue)
     question, _ = options.the_question(model, cluster, wishes, constants)
-    how = _reliability(failures, spares)
-    answer = _answer(question, catalogue, wanted, top, tokens, how, pareto)
+    smaller = {"pareto": pareto, "scale": scale, "objective": wanted in MONEY and wanted}
+    beside = plan_encoder.check(about, smaller, question)
+    placed = _placed(question, beside, catalogue) if beside else None
+    if placed:
+        question = placed.best.language.question
+    answer = _answer(question, catalogue, wanted, top, tokens, how, pareto, placed)
     answer = _extended(answer, why, scale, catalogue)
     if emit_for:
         answer = replace(answer, emitted=_emit(answer, emit_for, out, tokens))
@@ -117,13 +159,31 @@ def plan(
     if as_json:
         print_json(answer.document())
     else:
-        written = str(out) if answer.emitted else None
-        show_answer(answer.document(), answer.question, written)
+        show_answer(answer.document(), answer.question)
     return 0
 
 
-def _reliability(failures: float | None, spares: int) -> Reliability:
-    how = Reliability(spares=spares)
+def _check_plot(path: Path | None) -> None:
+    """Before anything is searched: whether charts can be written to `path`."""
+    if path is None or path.suffix.lower() in PAGES:
+        return
+    if path.suffix.lower() != ".png":
+        raise ConfigError(
+            "plot", str(path), "charts are HTML with SVG or PNG; name it .html or .png"
+        )
+    plots_png.check(path)
+
+
+def _priced_as(emitted_for: str | None) -> str | None:
+    """The framework that a configuration is for is the one that will run it."""
+    name = PRICED_AS.get(emitted_for or "", emitted_for)
+    return name if name in names() else None
+
+
+def _reliability(failures: float | None, spares: int | None, objective: Objective) -> Reliability:
+    if spares is not None and objective in MONEY:
+        raise ConfigError("spares", spares, f"--objective {objective} tries 0 to 4; leave it out")
+    how = Reliability(spares=spares or 0)
     return how if failures is None else replace(how, failures_per_node_day=failures)
 
 
@@ -148,17 +208,19 @@ def _answer(
     tokens: float,
     how: Reliability,
     pareto: bool,
+    placed: Placement | None,
 ) -> Answer:
     """Search, and everything that is said about the best layouts. Under an objective of money,
-    smaller parts of the cluster and numbers of spares are tried too."""
+    smaller parts of the cluster and numbers of spares are tried too. With an encoder beside it,
+    `question` is about the language model on its part of the chips."""
     front: list[Choice] = []
-    if pareto or objective in ("cost", "goodput"):
+    if pareto or objective in MONEY:
         front = choices(
             [_resized(question, chips, catalogue) for chips in sizes(question.cluster)],
             tokens,
             how,
         )
-        if front and objective in ("cost", "goodput"):
+        if front and objective in MONEY:
             chosen = best_choice(front, objective)
             question, how = chosen.question, replace(how, spares=chosen.bill.spares)
     found = search(question)
@@ -169,9 +231,31 @@ def _answer(
         predict(question, layout_of(question, order.candidates, index))
         for index in range(min(top, len(order)))
     )
-    paid = bill(question, best[0].tokens_per_s, tokens, how)
-    helps = tuple(levers(question, best[0]))
-    return Answer(question, found, best, paid, helps, tuple(front), objective)
+    paid = _bill(question, best[0], tokens, how, placed, catalogue)
+    # Against the fastest: every change is searched for the fastest too, whatever the objective.
+    fastest = predict(question, layout_of(question, found.best.candidates, 0))
+    helps = tuple(levers(question, fastest))
+    return Answer(question, found, best, paid, helps, tuple(front), objective, placed=placed)
+
+
+def _placed(question: Question, beside: Beside, catalogue: Path | None) -> Placement:
+    return place(question, beside, lambda chips: _maybe(question, chips, catalogue))
+
+
+def _bill(
+    question: Question,
+    best: Prediction,
+    tokens: float,
+    how: Reliability,
+    placed: Placement | None,
+    catalogue: Path | None,
+) -> Bill:
+    """Of the run; with an encoder of all chips, and of the state of both."""
+    if placed is None:
+        return bill(question, best.tokens_per_s, tokens, how)
+    split = placed.best
+    whole = _resized(question, split.language.chips + split.encoder.chips, catalogue)
+    return bill(whole, split.tokens_per_s, tokens, how, placed.beside.trained_params)
 
 
 def _objective(text: str) -> Objective:
@@ -205,13 +289,13 @@ def _clusters(question: Question, text: str, catalogue: Path | None) -> list[Clu
     return [_cluster(question, int(word), catalogue) for word in numbers]
 
 
-def _emit(answer: Answer, framework: str, out: Path, tokens: float) -> Emitted:
+def _emit(answer: Answer, framework: str, out: Path, tokens: float) -> Written:
     """Files for the best layout that the framework's own rules accept."""
     question = answer.question
     steps = max(1, round(tokens / question.tokens))
     refused: ConfigError | None = None
     order = ranked(answer.found, answer.objective)
-    for index in range(min(FEWEST_EMITTED, len(order))):
+    for index in range(min(MOST_EMITTED, len(order))):
         layout = layout_of(question, order.candidates, index)
         wanted = Plan(
             question.spec, layout, question.seq_len, question.global_batch, steps, question.cluster
@@ -225,7 +309,7 @@ def _emit(answer: Answer, framework: str, out: Path, tokens: float) -> Emitted:
         for name, text in written.files.items():
             (out / name).parent.mkdir(parents=True, exist_ok=True)
             (out / name).write_text(text, encoding="utf-8")
-        return written
+        return Written(write_layout(layout), str(out), written)
     assert refused is not None
     raise refused
 
@@ -233,7 +317,10 @@ def _emit(answer: Answer, framework: str, out: Path, tokens: float) -> Emitted:
 def _write(answer: Answer, plot: Path | None, trace: Path | None, model: str) -> None:
     if plot:
         title = f"{model} on {answer.question.cluster.name}"
-        plot.write_text(page(title, answer.best, answer.curve), encoding="utf-8")
+        if plot.suffix.lower() in PAGES:
+            plot.write_text(page(title, answer.best, answer.curve), encoding="utf-8")
+        else:
+            plots_png.save(plot, title, answer.best, answer.curve)
     if trace:
         found = trace_of(answer.question, answer.best[0].layout)
         trace.write_text(json.dumps(found), encoding="utf-8")

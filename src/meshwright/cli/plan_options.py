@@ -50,9 +50,12 @@ Wanted = Annotated[str, typer.Option("--objective", help="time, cost, goodput or
 Top = Annotated[int, typer.Option(min=1, max=100, help="Layouts to show.")]
 Failures = Annotated[
     float | None,
-    typer.Option(min=0.0, max=1e3, help="Of a node, a day; default as of Llama 3."),
+    typer.Option(min=1e-6, max=1e3, help="Of a node, a day; default as of Llama 3."),
 ]
-Spares = Annotated[int, typer.Option(min=0, max=64, help="For each 64 chips.")]
+Spares = Annotated[
+    int | None,
+    typer.Option(min=0, max=64, help="For each 64 chips; cost and goodput choose by themselves."),
+]
 Pareto = Annotated[
     bool, typer.Option("--pareto", help="Days, dollars and risk; smaller clusters too.")
 ]
@@ -60,7 +63,7 @@ Why = Annotated[str | None, typer.Option(metavar="LAYOUT", help="Why not this on
 Scale = Annotated[
     str | None, typer.Option(metavar="64,128,...", help="The curve over so many chips.")
 ]
-Plot = Annotated[Path | None, typer.Option(metavar="FILE.html", help="Charts.")]
+Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Charts, as .html or .png.")]
 Trace = Annotated[Path | None, typer.Option(metavar="FILE.json", help="Chrome trace of a step.")]
 EmitFor = Annotated[
     str | None, typer.Option("--emit", metavar="FRAMEWORK", help="Write its configuration.")

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from meshwright.cli.plan_encoder import show_encoder, show_parts
 from meshwright.plan.explain import TITLES
 from meshwright.plan.search_question import Question
 
@@ -15,12 +16,14 @@ GIB = 2.0**30
 SHOWN = 0.005  # parts of a step below this share are left out
 
 
-def show_answer(answer: dict[str, Any], question: Question, written: str | None = None) -> None:
+def show_answer(answer: dict[str, Any], question: Question) -> None:
     """What `plan` found."""
     console = Console(width=120, highlight=False)
     best = answer["best"]
     spec = question.spec
     active = f", {spec.active_params / 1e9:.1f} B active" if spec.n_experts else ""
+    if answer["encoder"]:
+        show_parts(answer["encoder"])
     typer.echo(
         f"{spec.params / 1e9:.1f} B parameters{active} on {answer['cluster']} "
         f"({question.cluster.title}); {answer['framework']}, {question.precision}, "
@@ -41,8 +44,10 @@ def show_answer(answer: dict[str, Any], question: Question, written: str | None 
     if answer["scaling"]:
         console.print(_curve(answer["scaling"]))
         typer.echo("scaling: " + answer["scaling"]["reason"])
-    if written:
-        typer.echo(f"configuration written to {written}")
+    if answer["encoder"]:
+        show_encoder(answer["encoder"])
+    if answer["written"]:
+        _show_written(answer["written"], best[0]["name"])
     show_assumptions(best[0])
 
 
@@ -102,13 +107,22 @@ def _show_run(run: dict[str, Any]) -> None:
     )
 
 
+def _show_written(written: dict[str, Any], best: str) -> None:
+    layout = written["layout"]
+    why = "" if layout == best else f" (the trainer does not take {best})"
+    typer.echo(f"configuration of {layout}{why} written to {written['folder']}")
+    typer.echo(f"  start it with: {written['command']}")
+    for note in written["notes"]:
+        typer.echo(f"  - {note}")
+
+
 def _front(front: list[dict[str, Any]]) -> Table:
     table = Table("cluster", "layout", "spares/64", "days", "$", "P(oom)", "goodput")
     table.title = "what nothing beats in days, dollars and risk"
     for one in front[:12]:
         dollars = f"{one['dollars']:,.0f}" if one["dollars"] else ""
         table.add_row(
-            one["cluster"], one["label"], str(one["spares"]), f"{one['days']:.1f}", dollars,
+            one["cluster"], one["name"], str(one["spares"]), f"{one['days']:.1f}", dollars,
             f"{one['oom_probability']:.1%}", f"{one['goodput']['share']:.1%}",
         )  # fmt: skip
     return table

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from meshwright.base.errors import InputError
+from meshwright.base.errors import ConfigError, InputError
 from meshwright.catalog import cluster as find_cluster
 from meshwright.cli import plan_options as options
 from meshwright.cli.options import AsJson, Overrides, print_json
@@ -53,10 +53,13 @@ def predict(
         raise InputError("give a JOB.toml, or --model with --cluster and --layout")
     wishes = Wishes(seq_len, global_batch, precision, framework, catalogue=catalogue)
     if job_file is not None:
+        _refuse_idle(wishes, constants)
         question, chosen = _of_job(job_file, override, cluster, catalogue)
         if layout:
             chosen = parse_layout(layout, question.cluster.chips, question.precision)
     else:
+        if override:
+            raise InputError("--override: changes a JOB.toml, but --model is given")
         question, chosen = _of_model(str(model), cluster, layout, wishes, constants)
     here = price(question, chosen)
     why = _gap(question, chosen, measured) if measured else None
@@ -67,6 +70,20 @@ def predict(
     else:
         _show(question, here, why)
     return 0
+
+
+def _refuse_idle(wishes: Wishes, constants: Path | None) -> None:
+    """A job file says these itself."""
+    given = {
+        "--seq-len": (wishes.seq_len, "use -o data.seq_len=N"),
+        "--global-batch": (wishes.global_batch, "use -o data.global_batch=N"),
+        "--framework": (wishes.framework, "a job is for our own trainer; leave it out"),
+        "--precision": (wishes.precision, "use -o layout.precision=NAME"),
+        "--constants": (constants, "a job takes those of its cluster; leave it out"),
+    }
+    for option, (value, fix) in given.items():
+        if value is not None:
+            raise ConfigError(option, value, f"does nothing beside a JOB.toml; {fix}")
 
 
 def _of_job(
@@ -108,7 +125,7 @@ def _show(question: Question, here: Prediction, why: Gap | None) -> None:
         f"{here.name} on {question.cluster.name}: {here.step_time_s:.4g} s a step "
         f"({here.step_time_low_s:.3g} to {here.step_time_high_s:.3g}), "
         f"{here.tokens_per_s_per_chip:,.0f} tokens/s/chip, MFU {here.mfu:.1%}, "
-        f"{here.tflops_per_chip:.1f} TFLOP/s a chip"
+        f"{here.tflops_per_chip:.4g} TFLOP/s a chip"
     )
     show_details(one)
     typer.echo(f"probability of running out of memory: {here.oom_probability:.1%}")

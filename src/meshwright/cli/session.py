@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 
@@ -17,12 +17,15 @@ from meshwright.checkpoint.reader import Reader
 from meshwright.checkpoint.store import latest
 from meshwright.cli.corpus import JobData
 from meshwright.cli.start import first_weights
-from meshwright.conduct import conductor
+from meshwright.conduct import conductor, surviving
 from meshwright.conduct.conductor import Outcome, Status
+from meshwright.conduct.fleet import Fleet
 from meshwright.conduct.local import LocalEngine
-from meshwright.conduct.rundir import RunDir
+from meshwright.conduct.muster import Muster
+from meshwright.conduct.rundir import RunDir, read_lines
 from meshwright.conduct.signals import StopSignals
 from meshwright.models.hf_config import check_exportable
+from meshwright.plan.calibration import append_measurement
 from meshwright.plan.describe import describe_plan
 from meshwright.plan.job import Job
 from meshwright.watch.live import LiveView
@@ -33,27 +36,42 @@ MODEL_FOLDER = "model"
 IDENTITY_FILE = "data.json"
 
 
+class Harm(Protocol):
+    """What a drill does to a run: `armed` are faults that members do to themselves (see
+    `train.faults.Fault`); the rest is done at some message of the run."""
+
+    @property
+    def armed(self) -> list[dict[str, Any]]: ...
+
+    def on_event(self, fleet: Fleet, message: Mapping[str, Any]) -> None: ...
+
+
 @dataclass(frozen=True)
 class Session:
     """What a run needs to go; `run` takes it to its end."""
 
-    engine: LocalEngine
+    engine: LocalEngine | Fleet
     rundir: RunDir
     job: Job
     data: JobData
     console: Console
     signals: StopSignals  # entered
+    adopt: bool = False  # the agents of an earlier conductor still train
+    harm: Harm | None = None  # what a drill does to the run
 
     def run(self, checkpoint: Path | None) -> Outcome:
         """Train to the end, from `checkpoint` if there is one; then write model and report."""
         plan = describe_plan(self.job)
-        start = checkpoint or first_weights(self.job, self.rundir.checkpoints)
+        start = None
+        if not self.adopt:
+            start = checkpoint or first_weights(self.job, self.rundir.checkpoints)
         self.signals.only_count()
         self._write_inputs(plan)
         if reason := why_not_exported(self.job):
             note = f"no model folder will be written: {reason}"
             self.console.print(note, markup=False, highlight=False, soft_wrap=True)
         outcome = self._train(plan, checkpoint, start)
+        self._remember_speed(plan, checkpoint)
         if outcome.status is Status.FINISHED:
             self.export()
         self._report()
@@ -87,28 +105,45 @@ class Session:
         return Outcome(Status.FINISHED, self.job.job.steps, 0.0, None)
 
     def _train(self, plan: dict[str, Any], checkpoint: Path | None, start: Path | None) -> Outcome:
+        started = {"layout": self.job.layout.label, **self._begin(checkpoint)}
+        with LiveView(self.job, plan, self.console) as view:
+
+            def on_event(message: Mapping[str, Any]) -> None:
+                self._learn_peak(plan, message)
+                view.on_event(message)
+                if self.harm is not None and isinstance(self.engine, Fleet):
+                    self.harm.on_event(self.engine, message)
+
+            entry, args = f"{WORKER}:main", self._args(plan, start)
+            stops = self.signals.count
+            if isinstance(self.engine, Fleet):
+                return surviving.run(
+                    self.engine,
+                    self.rundir,
+                    Muster(self.job),
+                    entry,
+                    args,
+                    on_event,
+                    stops,
+                    started=started,
+                    adopt=self.adopt,
+                )
+            world = self.job.layout.world
+            return conductor.run(
+                self.engine, self.rundir, entry, world, args, on_event, stops, started=started
+            )
+
+    def _begin(self, checkpoint: Path | None) -> dict[str, Any]:
+        """Make the files of the run agree with where it goes on from; that, for its first event."""
+        if self.adopt:
+            return {"resumed_from": self.rundir.last_step() or None, "adopted": True}
         resumed_from = None
         if checkpoint is not None:
             reader = Reader(checkpoint)
             resumed_from = reader.step
             self.rundir.restore(reader.meta.get("said", ()))
         self.rundir.drop_metrics_after(resumed_from or 0)
-        with LiveView(self.job, plan, self.console) as view:
-
-            def on_event(message: Mapping[str, Any]) -> None:
-                self._learn_peak(plan, message)
-                view.on_event(message)
-
-            return conductor.run(
-                self.engine,
-                self.rundir,
-                f"{WORKER}:main",
-                self.job.layout.world,
-                self._args(start),
-                on_event,
-                self.signals.count,
-                started={"layout": self.job.layout.label, "resumed_from": resumed_from},
-            )
+        return {"resumed_from": resumed_from}
 
     def _write_inputs(self, plan: dict[str, Any]) -> None:
         self.rundir.write_text("job.toml", to_toml(self.job.model_dump()))
@@ -124,7 +159,17 @@ class Session:
             plan["peak_flops_per_chip"] = message["peak_flops_per_chip"]
             self._write_plan(plan)
 
-    def _args(self, start: Path | None) -> dict[str, Any]:
+    def _remember_speed(self, plan: dict[str, Any], checkpoint: Path | None) -> None:
+        """What this incarnation measured makes later predictions for its cluster better."""
+        first = 0 if checkpoint is None else Reader(checkpoint).step
+        metrics = [line for line in read_lines(self.rundir.metrics) if line["step"] > first]
+        peak = plan["peak_flops_per_chip"] or 0.0
+        try:
+            append_measurement(self.job.cluster.ref, self.job, metrics, peak)
+        except (OSError, ConfigError) as error:  # the run is worth more than the figure
+            self.console.print(f"speed not kept: {error}", markup=False, soft_wrap=True)
+
+    def _args(self, plan: dict[str, Any], start: Path | None) -> dict[str, Any]:
         return {
             "job": self.job.model_dump(mode="json"),
             "train_prefix": str(self.data.prepared.train_prefix),
@@ -133,6 +178,8 @@ class Session:
             "checkpoints": str(self.rundir.checkpoints.resolve()),
             "resume_from": None if start is None else str(start.resolve()),
             "baselines": self.data.baselines,
+            "predicted_step_time_s": plan["prediction"]["step_time_s"],
+            **({} if self.harm is None else {"faults": self.harm.armed}),
         }
 
     def _report(self) -> None:
@@ -141,6 +188,11 @@ class Session:
             write_report(self.rundir.path)
         except OSError as error:
             self.console.print(f"no report: {error}", markup=False, soft_wrap=True)
+
+
+def start_engine(job: Job) -> LocalEngine | Fleet:
+    """What starts the workers of `job`; it imports torch while the caller goes on."""
+    return Fleet.start(WORKER) if job.resilience.survives else LocalEngine.start(WORKER)
 
 
 def why_not_exported(job: Job) -> str | None:

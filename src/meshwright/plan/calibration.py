@@ -26,7 +26,6 @@ from meshwright.plan.cost.candidates import Candidates, Floats
 from meshwright.plan.cost.constants import Constant, Constants
 from meshwright.plan.cost.step import step_time
 from meshwright.plan.job import Job, resolve_job
-from meshwright.plan.prediction import predict
 
 KEPT_RUNS = 50  # the newest that are kept and fitted
 WARM_UP = 3  # steps of a run that are not counted: caches fill, kernels are compiled
@@ -150,11 +149,6 @@ def calibrated(cluster_ref: str, shipped: Constants | None = None) -> Constants:
         table={**constants.table, **known.constants},
         intervals={**constants.intervals, **kinds},
     )
-
-
-def expected_step_time_s(job: Job) -> float:
-    """Seconds of a step that are predicted for `job`, with what is known of its cluster."""
-    return predict(question_of(job, calibrated(job.cluster.ref)), job.layout).step_time_s
 
 
 def fit(shipped: Constants, runs: Sequence[Measured]) -> Calibration:

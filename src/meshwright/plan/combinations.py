@@ -24,7 +24,7 @@ def check_job(job: Job) -> None:
     _check_tensor(job)
     _check_sequence(job)
     _check_context(job)
-    _check_schedule(job.layout)
+    check_schedule(job.layout)
     _check_stages(job)
     check_experts(job)
     _check_batch(job)
@@ -135,7 +135,8 @@ def _check_context(job: Job) -> None:
         )
 
 
-def _check_schedule(layout: Layout) -> None:
+def check_schedule(layout: Layout) -> None:
+    """Refuse stages that `layout.schedule` cannot have. Raises ConfigError."""
     schedule, vpp = layout.schedule, layout.vpp
     if layout.pp == 1 and schedule not in ("gpipe", "1f1b"):
         raise ConfigError(

@@ -7,9 +7,13 @@ from itertools import chain
 from typing import Any
 
 from meshwright.models.spec import ModelSpec
+from meshwright.plan.auto import question_of
+from meshwright.plan.calibration import calibrated
 from meshwright.plan.job import Job
 from meshwright.plan.layout import Layout, coordinates, expert_grid
+from meshwright.plan.prediction import predict
 from meshwright.plan.schedule import stages_of
+from meshwright.plan.search_traffic import placed
 from meshwright.plan.stages import balance, predicted_costs, stage_layers
 
 
@@ -32,8 +36,11 @@ class RankPlan:
 
 
 def describe_plan(job: Job) -> dict[str, Any]:
-    """The plan of `job` as plain JSON. The chip's peak is filled in once it has been measured."""
+    """The plan of `job` as plain JSON, with what is predicted for it from what is known of its
+    cluster. The chip's peak is filled in once it has been measured."""
     seq_len = job.data.seq_len
+    question = question_of(job, calibrated(job.cluster.ref))
+    prediction = predict(question, job.layout).document()
     ranges = stage_layers(job.model, job.layout, seq_len)
     return {
         "layout": job.layout.model_dump(),
@@ -42,6 +49,8 @@ def describe_plan(job: Job) -> dict[str, Any]:
         "active_params": job.model.active_params,
         "flops_per_token": job.model.flops_per_token(seq_len),
         "stage_balance": balance(ranges, predicted_costs(job.model, seq_len), job.layout),
+        "prediction": {key: prediction[key] for key in prediction if key != "layout"},
+        "placement_seconds": placed(question, job.layout).terms,
         "peak_flops_per_chip": None,
         "peak_source": "measured at start: best of 5 products of 1024 x 1024 matrices; "
         "workers that share cores share their peak",

@@ -10,8 +10,9 @@ from meshwright.base.errors import ConfigError
 from meshwright.catalog import Cluster
 from meshwright.plan.cost.workload import Precision
 from meshwright.plan.layout import Layout
-from meshwright.plan.prediction import Prediction, predict
+from meshwright.plan.prediction import Prediction, micro_batches, predict
 from meshwright.plan.search import search
+from meshwright.plan.search_notation import write_layout
 from meshwright.plan.search_question import Question
 from meshwright.plan.search_space import Abilities, abilities
 
@@ -26,7 +27,8 @@ TITLES = {
     "p2p": "messages between pipeline stages",
     "dp": "gradient and weight traffic that nothing hides",
     "optimizer": "optimizer",
-    "overhead": "logging, data and stragglers",
+    "overhead": "logging, batches and stragglers",
+    "data": "data that nothing hides",
 }
 TIE = 0.01  # below a hundredth two predictions do not differ
 
@@ -72,8 +74,8 @@ def levers(question: Question, best: Prediction) -> list[Change]:
         if not len(there.best):
             continue
         speed = changed.tokens / there.best.step_s[0]
-        label = there.best.candidates.layout(0).label
-        found.append(Change(what, speed / best.tokens_per_s, True, label))
+        name = write_layout(there.best.candidates.layout(0))
+        found.append(Change(what, speed / best.tokens_per_s, True, name))
     return sorted(found, key=lambda change: -change.speedup)
 
 
@@ -148,6 +150,8 @@ def _resized(raw: dict[str, Any], axis: str, factor: float) -> Iterator[tuple[st
     changed = {**raw, axis: int(size), data: int(rest)}
     if axis == "tp" and raw["etp"] == raw["tp"] > 1:
         changed["etp"] = int(size)
+    if axis == "pp" and size == 1:
+        changed |= {"vpp": 1, "schedule": "1f1b"}
     if changed["dp_shard"] * changed["cp"] == 1:
         changed["zero"] = 0
     yield from _built(f"{axis}{raw[axis]} -> {axis}{int(size)}", changed)
@@ -208,7 +212,17 @@ def _verdict(
         return f"a tie: {other.name} takes as long ({ratio - 1:+.1%})"
     slower = ratio > 1
     name = next(part for part, more in seconds.items() if (more > 0) == slower)
+    few = f"; {too_few(question, other)}" if name == "bubble" and slower else ""
     return (
         f"{other.name} takes {ratio:.2f} times as long, most of all in {TITLES[name]} "
-        f"({seconds[name]:+.3g} s of a step)"
+        f"({seconds[name]:+.3g} s of a step){few}"
+    )
+
+
+def too_few(question: Question, here: Prediction) -> str:
+    """Why a pipeline has a bubble, and the ways out."""
+    count, stages = micro_batches(question, here.layout), here.layout.pp
+    return (
+        f"too few micro-batches ({count}) for {stages} stages: fewer stages, smaller "
+        "micro-batches, more chunks a rank or a larger global batch shorten it"
     )

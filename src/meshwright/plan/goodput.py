@@ -65,11 +65,13 @@ def daly_interval_s(write_s: float, mtbf_s: float) -> float:
     return young * (1 + math.sqrt(ratio) / 3 + ratio / 9) - write_s
 
 
-def goodput(question: Question, how: Reliability) -> Goodput:
-    """What share of a run on the cluster is productive."""
+def goodput(question: Question, how: Reliability, beside_params: float = 0.0) -> Goodput:
+    """What share of a run on the cluster is productive. `beside_params` are trained beside the
+    model, such as those of an encoder."""
     cluster = question.cluster
     rate = max(cluster.nodes * how.failures_per_node_day / DAY_S, 1e-12)
-    write_s = checkpoint_s(question.spec, cluster.nodes, cluster.storage_bytes_s_per_node)
+    speed = cluster.storage_bytes_s_per_node
+    write_s = checkpoint_s(question.spec, cluster.nodes, speed, beside_params)
     spare_chips = spares_of(cluster.chips, how.spares)
     # A spare takes over; where all of them are under repair, the run starts anew.
     held = spare_chips // cluster.chips_per_node
@@ -80,9 +82,12 @@ def goodput(question: Question, how: Reliability) -> Goodput:
     return Goodput(1 / (1 + overhead), interval_s, write_s, restart_s, 1 / rate / 3600, spare_chips)
 
 
-def checkpoint_s(spec: ModelSpec, nodes: int, storage_bytes_s_per_node: float) -> float:
+def checkpoint_s(
+    spec: ModelSpec, nodes: int, storage_bytes_s_per_node: float, beside_params: float = 0.0
+) -> float:
     """Seconds of writing all state once, every node its share; training waits."""
-    return spec.params * CHECKPOINT_BYTES / (nodes * storage_bytes_s_per_node)
+    size = (spec.params + beside_params) * CHECKPOINT_BYTES
+    return size / (nodes * storage_bytes_s_per_node)
 
 
 def spares_of(chips: int, per_unit: int) -> int:
@@ -117,9 +122,16 @@ class Bill:
         return {**vars(self), "goodput": self.goodput.document()}
 
 
-def bill(question: Question, tokens_per_s: float, tokens: float, how: Reliability) -> Bill:
-    """What training on `tokens` takes; spares are paid for as well."""
-    good = goodput(question, how)
+def bill(
+    question: Question,
+    tokens_per_s: float,
+    tokens: float,
+    how: Reliability,
+    beside_params: float = 0.0,
+) -> Bill:
+    """What training on `tokens` takes; spares are paid for as well. `beside_params` as of
+    `goodput`."""
+    good = goodput(question, how, beside_params)
     days = tokens / (tokens_per_s * good.share) / DAY_S
     price = question.cluster.price_per_chip_hour
     chips = question.cluster.chips + good.spare_chips

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import ceil
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -48,6 +49,8 @@ class ClusterSection(_Section):
     """`[cluster]`."""
 
     ref: str = Field(default="local:1", description="local:N, N processes of this machine")
+    spares: int = Field(default=0, ge=0, description="chips that wait to take over; 4 for each 64")
+    nodes: int = Field(default=1, gt=0, description="agents that share the chips out")
 
     @field_validator("ref")
     @classmethod
@@ -55,6 +58,21 @@ class ClusterSection(_Section):
         if not re.fullmatch(r"local:[1-9][0-9]{0,5}", ref):
             raise ValueError("this version runs on local:N, N processes of this machine")
         return ref
+
+    @model_validator(mode="after")
+    def _few_spares(self) -> Self:
+        most = 4 * ceil(self.ranks / 64)
+        if self.spares > most:
+            raise ValueError(
+                f"spares = {self.spares} for {self.ranks} chips: a job takes 0 to 4 for each 64; "
+                f"set spares to {most} or less"
+            )
+        if self.nodes > self.ranks:
+            raise ValueError(
+                f"nodes = {self.nodes} for {self.ranks} chips: each has at least one; "
+                f"set nodes to {self.ranks} or less"
+            )
+        return self
 
     @property
     def ranks(self) -> int:
@@ -95,6 +113,24 @@ class CheckpointSection(_Section):
     keep: int = Field(default=2, gt=0, description="newest checkpoints kept")
 
 
+class ResilienceSection(_Section):
+    """`[resilience]`: what a run survives, and at what price."""
+
+    redundancy: Literal["auto", "none", "twin", "mirror", "shadow", "parity"] = Field(
+        default="none", description="who else holds the state; none: a lost rank ends the run"
+    )
+    longest_stall_s: float = Field(
+        default=30.0, gt=0, description="a run may stand still so long; all limits follow"
+    )
+    on_no_spare: Literal["shrink", "wait"] = "shrink"
+    max_takeovers: int = Field(default=20, gt=0, description="in an hour; more end the run")
+
+    @property
+    def survives(self) -> bool:
+        """Whether a lost rank is given to a spare."""
+        return self.redundancy != "none"
+
+
 class Job(_Section):
     """A job file, resolved: every default filled in, every combination checked."""
 
@@ -105,6 +141,7 @@ class Job(_Section):
     cluster: ClusterSection = ClusterSection()
     optimizer: OptimizerSection = OptimizerSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    resilience: ResilienceSection = ResilienceSection()
 
 
 def load_job(path: Path, overrides: list[str] | None = None) -> Job:
@@ -138,9 +175,20 @@ def resolve_job(tables: dict[str, Any]) -> Job:
     if "model" in tables:
         model = _resolve_model(tables["model"])
         tables = {**tables, "model": model, **_own_tokenizer(model, tables.get("data"))}
+    if tables.get("layout") == "auto":
+        return _planned(parse(Job, {k: table for k, table in tables.items() if k != "layout"}))
     job = parse(Job, tables)
     check_job(job)
     return job
+
+
+def _planned(job: Job) -> Job:
+    """`job` with the layout that the planner takes for the fastest on its cluster."""
+    # Imported here: the planner knows jobs too, and most jobs name their layout.
+    from meshwright.plan.auto import best_layout
+    from meshwright.plan.calibration import calibrated
+
+    return job.model_copy(update={"layout": best_layout(job, calibrated(job.cluster.ref))})
 
 
 def _resolve_model(section: Any) -> Any:

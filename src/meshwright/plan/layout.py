@@ -35,7 +35,7 @@ class Layout(BaseModel):
     ep: int = Field(default=1, gt=0)
     etp: int = Field(default=1, gt=0, description="1 or tp")
     zero: Literal[0, 1, 2, 3] | None = Field(default=None, description="None: follows dp_shard")
-    domain: int = Field(default=0, ge=0, description="replicas of one scale-up domain; 0: all")
+    domain: int = Field(default=0, ge=0, description="replicas of a scale-up domain; 0: no levels")
     schedule: Schedule = "1f1b"
     stages: list[int] = Field(default=[], description="layers of each stage; empty: by cost")
     micro_batch: int = Field(default=1, gt=0, description="sequences")
@@ -51,16 +51,6 @@ class Layout(BaseModel):
     expert_replicas: int = Field(default=0, ge=0, description="extra places for hot experts")
     rebalance_above: float = Field(default=0.0, ge=0, description="max / mean load; 0: never")
     compile: bool = Field(default=True, description="compile layers on GPUs; CPUs never do")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_auto(cls, raw: object) -> object:
-        if raw == "auto":
-            raise ValueError(
-                "needs the planner, which this version does not have; "
-                "write a [layout] table: dp_replicate, dp_shard, tp, cp, pp, ep"
-            )
-        return raw
 
     @model_validator(mode="after")
     def _check_zero(self) -> Self:

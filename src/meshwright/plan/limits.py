@@ -37,10 +37,11 @@ class Refusal:
 def refusal(question: Question, found: Found, resized: Callable[[int], Cluster | None]) -> Refusal:
     """Why `found` is empty. `resized` gives the cluster with another number of chips, None where it
     cannot have that many."""
-    return Refusal(_limit(question, found), smallest(question, resized))
+    return Refusal(limit(question, found), smallest(question, resized))
 
 
-def _limit(question: Question, found: Found) -> str:
+def limit(question: Question, found: Found) -> str:
+    """What stops every layout, in a line."""
     if found.leanest is None:
         reason, count = found.refused.most_common(1)[0]
         return (

@@ -14,6 +14,7 @@ from meshwright.plan.layout import Layout
 from meshwright.plan.prediction import layout_of
 from meshwright.plan.search import Found, Priced, search
 from meshwright.plan.search_front import front
+from meshwright.plan.search_notation import write_layout
 from meshwright.plan.search_question import Question
 
 Objective = Literal["time", "cost", "goodput", "memory"]
@@ -34,7 +35,7 @@ class Choice:
         """As plain JSON."""
         return {
             "cluster": self.question.cluster.name,
-            "label": self.layout.label,
+            "name": write_layout(self.layout),
             "layout": self.layout.model_dump(),
             "step_time_s": self.step_time_s,
             "oom_probability": self.oom_probability,
@@ -44,8 +45,8 @@ class Choice:
 
 def ranked(found: Found, objective: Objective) -> Priced:
     """What was found, the best first. On one cluster the fastest is the cheapest too, and the one
-    whose days x dollars are least; `memory` prefers the least risk, of all within a quarter of the
-    fastest."""
+    whose days x dollars are least; `memory` prefers the least memory, of all within a quarter of
+    the fastest."""
     best = found.best
     if objective == "memory":
         return best.take(np.lexsort((best.step_s, best.memory_bytes)))

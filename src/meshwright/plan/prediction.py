@@ -6,16 +6,20 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from meshwright.base.errors import ConfigError
-from meshwright.plan.cost.candidates import Candidates
-from meshwright.plan.cost.memory import memory
+from meshwright.plan.cost.candidates import Candidates, Floats
+from meshwright.plan.cost.data import read_seconds
+from meshwright.plan.cost.memory import Memory, memory
 from meshwright.plan.cost.oom import interval, oom_probability
 from meshwright.plan.cost.step import step_time
 from meshwright.plan.layout import Layout
+from meshwright.plan.search_legal import check_layout
 from meshwright.plan.search_notation import layout_precision, write_layout
 from meshwright.plan.search_question import Question
 
 GIB = 2.0**30
 TRILLION = 1e12
+TIGHT = 0.02  # probability of running out from which fragmentation is worth a word
+GPU_VENDORS = ("NVIDIA", "AMD")
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,8 @@ def layout_of(question: Question, c: Candidates, index: int) -> Layout:
 
 
 def predict(question: Question, layout: Layout) -> Prediction:
-    """What `layout` takes. Raises ConfigError if it is for another number of chips, or the batch
-    cannot be shared out."""
+    """What `layout` takes. Raises ConfigError if it is for another number of chips, the batch
+    cannot be shared out, or no trainer could run it on this model."""
     _check(question, layout)
     work, c, chip = question.work, candidate(layout), question.cluster.chip
     time = step_time(work, question.cluster, c, question.constants)
@@ -99,8 +103,13 @@ def predict(question: Question, layout: Layout) -> Prediction:
         if price is None
         else price * question.cluster.chips / 3600.0 / speed * TRILLION,
         origin=time.origin,
-        assumptions=assumptions(question, time.assumed),
+        assumptions=(*assumptions(question, time.assumed), *_fragments(question, used, risk)),
     )
+
+
+def micro_batches(question: Question, layout: Layout) -> int:
+    """Micro-batches that a pipeline rank works on in a step."""
+    return question.global_batch // (layout.dp * layout.micro_batch)
 
 
 def _check(question: Question, layout: Layout) -> None:
@@ -111,23 +120,48 @@ def _check(question: Question, layout: Layout) -> None:
     if question.global_batch % unit:
         fix = f"is not a multiple of dp x micro_batch = {layout.dp} x {layout.micro_batch} = {unit}"
         raise ConfigError("global_batch", question.global_batch, fix)
-    if layout.pp > question.spec.layers:
-        fix = f"is more than the {question.spec.layers} layers of the model"
-        raise ConfigError("layout.pp", layout.pp, fix)
-    for name in ("heads",) if question.spec.latent_attention else ("heads", "kv_heads"):
-        if getattr(question.spec, name) % layout.tp:
-            fix = f"does not divide {name} = {getattr(question.spec, name)}"
-            raise ConfigError("layout.tp", layout.tp, fix)
+    check_layout(question, layout)
+
+
+def _fragments(question: Question, used: Memory, risk: Floats) -> tuple[str, ...]:
+    """What to do about memory that an allocator holds without using it, where memory is tight.
+
+    Only PyTorch's allocator on GPUs has segments (NVIDIA-NeMo/RL#919: a model fits with them only).
+    """
+    if question.cluster.chip.vendor not in GPU_VENDORS or risk[0] < TIGHT:
+        return ()
+    return (
+        f"memory is tight (P(oom) {risk[0]:.0%}), {used.parts['slack'][0] / 1e9:.1f} GB of it is "
+        "fragmentation: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    )
+
+
+def _data(question: Question) -> str:
+    """What a step reads, and how fast."""
+    work, cluster = question.work, question.cluster
+    speed = cluster.nodes * cluster.storage_bytes_s_per_node
+    if work.sample_bytes is None:
+        each = f"{work.token_bytes} bytes a token"
+    else:
+        each = f"{work.sample_bytes / 1e3:.3g} kB each"
+    return (
+        f"data: a step reads {work.read_bytes / 1e6:.3g} MB of samples ({each}, read once), "
+        f"{read_seconds(work, cluster):.2g} s at {speed / 1e9:.3g} GB/s, beside the arithmetic"
+    )
 
 
 def assumptions(question: Question, assumed: tuple[str, ...]) -> tuple[str, ...]:
     """What an answer rests on, as lines."""
     lines = list(question.notes)
+    lines.append(_data(question))
     lines.append(
-        f"MFU: model FLOPs, causal attention, no recomputation, over the dense "
+        f"MFU: model FLOPs, {'causal' if question.causal else 'full'} attention, no recomputation, "
+        f"over the dense "
         f"{question.precision} peak of {question.peak_flops / 1e12:.3g} TFLOP/s a chip"
     )
-    lines.append("ranks are placed tp innermost, then cp, dp and pp")
+    lines.append(
+        "time is of ranks placed tp innermost, then cp, dp and pp, whatever order the mapping finds"
+    )
     lines.append(f"framework: {question.framework.origin}")
     if question.spec.n_experts:
         spread = question.imbalance

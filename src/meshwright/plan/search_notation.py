@@ -48,7 +48,10 @@ def parse_layout(text: str, chips: int, precision: str = "bf16") -> Layout:
     keys: dict[str, Any] = {}
     words = [word for word in re.split(r"[,\s]+", text.strip().lower()) if word]
     for word in words:
-        keys |= _meaning(word, text)
+        meaning = _meaning(word, text)
+        if keys.keys() & meaning.keys():
+            raise ConfigError("layout", text, f"{word!r} contradicts or repeats a word before it")
+        keys |= meaning
     fixed = keys.get("tp", 1) * keys.get("pp", 1) * keys.get("cp", 1)
     fsdp = any(word.startswith("fsdp") for word in words)
     if keys.get("vpp", 1) > 1:

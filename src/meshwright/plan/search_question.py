@@ -17,6 +17,7 @@ from meshwright.plan.cost.oom import BALANCED, NATURAL, Imbalance
 from meshwright.plan.cost.workload import Precision, Workload
 from meshwright.plan.read import Reading, read
 
+LARGEST_MICRO_BATCH = 16  # sequences; more only makes activations and the bubble larger
 LONGEST_DEFAULT = 8192  # tokens: what most published pretraining runs use
 
 # Tokens of a step where nobody says: (parameters up to, tokens). Llama 3 took 4 Mi tokens for its
@@ -31,7 +32,8 @@ _FORMATS = {"torchtitan": "torchtitan", "deepspeed": "deepspeed", "megatron": "m
 class Question:
     """A model, its batch and its framework on a cluster. `imbalance` is how unevenly experts may be
     loaded at worst over a run (it bears on memory), `risk` the probability of running out of memory
-    that a layout may have, `notes` what was filled in."""
+    that a layout may have, `notes` what was filled in. `causal`, `trained` and `sample_bytes` are
+    as of `Workload`; `largest_micro_batch` is in sequences."""
 
     spec: ModelSpec
     cluster: Cluster
@@ -43,11 +45,18 @@ class Question:
     constants: Constants
     risk: float = 0.1
     notes: tuple[str, ...] = ()
+    causal: bool = True
+    trained: bool = True
+    sample_bytes: float | None = None
+    largest_micro_batch: int = LARGEST_MICRO_BATCH
 
     @cached_property
     def work(self) -> Workload:
         """The workload as the cost model has it; time counts balanced experts."""
-        return Workload(self.spec, self.seq_len, self.global_batch, self.precision, self.framework)
+        return Workload(
+            self.spec, self.seq_len, self.global_batch, self.precision, self.framework,
+            causal=self.causal, trained=self.trained, sample_bytes=self.sample_bytes,
+        )  # fmt: skip
 
     @property
     def tokens(self) -> int:
@@ -62,7 +71,7 @@ class Question:
     @property
     def flops_per_chip(self) -> float:
         """Model FLOPs of a step on each chip."""
-        return self.spec.flops_per_token(self.seq_len) * self.tokens / self.cluster.chips
+        return self.work.flops_per_token * self.tokens / self.cluster.chips
 
     def on(self, other: Cluster) -> Question:
         """The same on another cluster."""
@@ -133,7 +142,7 @@ def find_model(model: str, chips: int) -> tuple[ModelSpec, Reading | None]:
 def default_batch(spec: ModelSpec, seq_len: int) -> int:
     """Sequences of a step where nobody says (`STEP_TOKENS`), a power of two."""
     tokens = next(tokens for most, tokens in STEP_TOKENS if spec.params <= most)
-    return max(1, 1 << max(0, (tokens // seq_len)).bit_length() - 1)
+    return 1 << max(1, tokens // seq_len).bit_length() - 1
 
 
 def _framework(

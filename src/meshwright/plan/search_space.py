@@ -30,7 +30,6 @@ from meshwright.plan.layout import V_SCHEDULES
 from meshwright.plan.search_question import Question
 
 SHORTEST_SLICE = 64  # tokens of a sequence on one rank
-LARGEST_MICRO_BATCH = 16  # sequences; more only makes activations and the bubble larger
 MOST_CHUNKS = 16  # stages of a rank under interleaving
 
 Column = tuple[int, ...]
@@ -47,7 +46,11 @@ class Abilities:
     padded_vocab: bool
     ring: bool
     ulysses: bool
+    pipelined_cp: bool
+    sp: bool
     etp: bool
+    tp: bool
+    pp: bool
 
 
 def abilities(framework: str) -> Abilities:
@@ -115,32 +118,17 @@ class Space:
         return Candidates.join(found)
 
     def _axes(self) -> Iterator[Axes]:
-        world = self.question.cluster.chips
-        for tp in divisors(world):
-            if reason := self._tensor_problem(tp):
+        world, can = self.question.cluster.chips, self.can
+        for tp in divisors(world) if can.tp else [1]:
+            if reason := tensor_problem(self.question, tp):
                 self.refused[reason] += 1
                 continue
-            for pp in divisors(world // tp):
+            for pp in divisors(world // tp) if can.pp else [1]:
                 if pp > self.question.spec.layers:
                     self.refused[f"pp is more than the {self.question.spec.layers} layers"] += 1
                     continue
                 for cp in divisors(world // (tp * pp)):
                     yield from self._with_axes(tp, pp, cp, world // (tp * pp * cp))
-
-    def _tensor_problem(self, tp: int) -> str:
-        """Why `tp` does not go with the shape of the model."""
-        spec, can = self.question.spec, self.can
-        sizes = {"heads": spec.heads}
-        if not can.padded_vocab:
-            sizes["vocab"] = spec.vocab
-        if not spec.latent_attention:
-            sizes["kv_heads"] = spec.kv_heads
-        if not spec.n_experts or spec.first_dense_layers:
-            sizes["ffn_hidden"] = spec.ffn_hidden
-        if spec.n_shared_experts:
-            sizes["shared experts' width"] = spec.n_shared_experts * spec.expert_ffn_hidden
-        wrong = next((name for name, size in sizes.items() if size % tp), "")
-        return f"tp does not divide {wrong} ({sizes[wrong]})" if wrong else ""
 
     def _with_axes(self, tp: int, pp: int, cp: int, dp: int) -> Iterator[Axes]:
         question = self.question
@@ -148,9 +136,10 @@ class Space:
         if batch % dp:
             self.refused[f"dp does not divide the global batch of {batch}"] += 1
             return
-        ways = self._context_ways(tp, cp)
+        ways = self._context_ways(tp, cp, pp)
         if not ways:
-            self.refused[f"cp cuts {seq_len} tokens too small, or does not divide heads"] += 1
+            reason = f"cp cuts {seq_len} tokens too small, does not divide heads, or has a pipeline"
+            self.refused[reason] += 1
             return
         table = cross(self._data(dp, cp, pp), self._experts(tp), ways)
         replicate, shard, zero, ep, etp, ulysses, sp = table
@@ -158,11 +147,12 @@ class Space:
             len(zero), tp=tp, pp=pp, cp=cp, dp_replicate=replicate, dp_shard=shard, zero=zero,
             ep=ep, etp=etp, ulysses=ulysses, sp=sp, recompute=self._recomputes[-1],
         )  # fmt: skip
-        rows = rows.take(_has_places(rows))
+        if experts:
+            rows = rows.take(_has_places(rows))
         if not len(rows):
             self.refused[f"ep does not share out {experts} experts"] += 1
         for micro in divisors(batch // dp):
-            if micro <= LARGEST_MICRO_BATCH and len(rows):
+            if micro <= question.largest_micro_batch and len(rows):
                 sized = replace(rows, micro_batch=np.full(len(rows), micro))
                 yield Axes(sized, tuple(self._inner(pp, batch // dp // micro)))
 
@@ -173,20 +163,23 @@ class Space:
                 for again in self._recomputes:
                     yield schedule, vpp, again
 
-    def _context_ways(self, tp: int, cp: int) -> list[Column]:
+    def _context_ways(self, tp: int, cp: int, pp: int) -> list[Column]:
         """(ulysses, sp) that cut the sequence evenly. Sequence parallelism moves as many bytes and
         keeps fewer, so it is off only where it does not divide the sequence."""
         question, can = self.question, self.can
         methods = [0] if cp == 1 else [0] * can.ring + [1] * can.ulysses
+        if min(cp, pp) > 1 and not can.pipelined_cp:
+            return []
         found: list[Column] = []
         for ulysses in methods:
             if ulysses and (question.spec.heads // tp) % cp:
                 continue
-            for sp in (1, 0):
+            for sp in (1, 0) if can.sp else (0,):
                 ring = 2 if cp > 1 and not ulysses else 1
                 parts = tp if sp and tp > 1 else 1
                 whole = question.seq_len % (cp * lcm(ring, parts)) == 0
-                if whole and question.seq_len // (cp * parts) >= SHORTEST_SLICE:
+                slices = cp * parts
+                if whole and (slices == 1 or question.seq_len // slices >= SHORTEST_SLICE):
                     found.append((ulysses, sp))
                     break
         return found
@@ -232,6 +225,22 @@ class Space:
     @cached_property
     def _recomputes(self) -> tuple[int, ...]:
         return tuple(RECOMPUTES.index(name) for name in self.can.recompute)
+
+
+def tensor_problem(question: Question, tp: int) -> str:
+    """Why `tp` does not go with the shape of the model; empty if it does."""
+    spec = question.spec
+    sizes = {"heads": spec.heads}
+    if not abilities(question.framework.name).padded_vocab:
+        sizes["vocab"] = spec.vocab
+    if not spec.latent_attention:
+        sizes["kv_heads"] = spec.kv_heads
+    if not spec.n_experts or spec.first_dense_layers:
+        sizes["ffn_hidden"] = spec.ffn_hidden
+    if spec.n_shared_experts:
+        sizes["shared experts' width"] = spec.n_shared_experts * spec.expert_ffn_hidden
+    wrong = next((name for name, size in sizes.items() if size % tp), "")
+    return f"tp does not divide {wrong} ({sizes[wrong]})" if wrong else ""
 
 
 def _has_places(c: Candidates) -> Bools:

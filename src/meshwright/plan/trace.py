@@ -10,9 +10,8 @@ from typing import Any
 
 from meshwright.plan.cost.compute import Passes, embedding_times, head_times
 from meshwright.plan.cost.layer import layer_seconds
-from meshwright.plan.cost.rates import Machine, Rates, rates
 from meshwright.plan.cost.shapes import Shapes
-from meshwright.plan.cost.step import hop_seconds
+from meshwright.plan.cost.step import hop_seconds, rates_of
 from meshwright.plan.cost.weights import rank_weights
 from meshwright.plan.layout import Layout
 from meshwright.plan.prediction import candidate, predict
@@ -54,7 +53,7 @@ def trace(question: Question, layout: Layout) -> dict[str, Any]:
             for span in spans
         ]
         at = timeline.makespan_s
-        for name in ("dp", "optimizer", "overhead"):
+        for name in ("dp", "optimizer", "overhead", "data"):
             events.append(_event(name, rank, at, at + parts[name], {}))
             at += parts[name]
     about = {
@@ -74,7 +73,8 @@ def timed(question: Question, layout: Layout, micro_batches: int) -> Timeline:
 
 def stage_costs(question: Question, layout: Layout) -> Costs:
     """Seconds of each virtual stage for one micro-batch."""
-    shapes, speeds, c = Shapes.of(question.work), _rates(question), candidate(layout)
+    shapes, c = Shapes.of(question.work), candidate(layout)
+    speeds = rates_of(question.work, question.cluster, question.constants)
     layer = layer_seconds(shapes, speeds, c, rank_weights(shapes, c))
     ends = {0: embedding_times(shapes, speeds, c)}
     last = layout.virtual_stages - 1
@@ -89,7 +89,8 @@ def stage_costs(question: Question, layout: Layout) -> Costs:
         backward = float(count * layer.backward_s[0] + extra.backward_s[0])
         inputs.append(max(backward - weight, 0.0))
         weights.append(min(weight, backward))
-    hops = hop_seconds(shapes, speeds, c, c.micro_batches(0))
+    nothing = c.micro_batches(0)
+    hops = hop_seconds(shapes, speeds, c, nothing, nothing)
     hop = float(hops[0]) / max(2.0 * (layout.pp - 1), 1.0)
     return Costs(tuple(forward), tuple(inputs), tuple(weights), hop)
 
@@ -100,13 +101,6 @@ def _shared_out(question: Question, layout: Layout) -> list[int]:
     if question.framework.even_stages and not layout.stages and not rest:
         return [even] * layout.virtual_stages
     return [len(layers) for layers in stage_layers(question.spec, layout, question.seq_len)]
-
-
-def _rates(question: Question) -> Rates:
-    known, work = question.constants, question.work
-    software = known.software(work.framework, work.flash_attention)
-    machine = Machine.of(question.cluster)
-    return rates(known.values, known.like, machine, software, work.precision)
 
 
 def _process(rank: int) -> dict[str, Any]:

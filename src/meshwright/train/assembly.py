@@ -9,6 +9,7 @@ import torch
 from meshwright.plan.activations import recompute_plan
 from meshwright.plan.experts import initial
 from meshwright.plan.job import Job
+from meshwright.plan.layout import Layout
 from meshwright.plan.schedule import stages_of
 from meshwright.plan.stages import stage_layers
 from meshwright.train.compiling import apply_compile, loss_for
@@ -50,32 +51,14 @@ def assemble(job: Job, mesh: Mesh, device: torch.device, end_of_text: int | None
     layout, later = job.layout, WeightGradients()
     stages = _stages(job, mesh)
     for model in stages.values():
-        tensor = TensorParallel(mesh.tp, layout.sequence_parallel, later)
-        apply_tensor_parallel(model, tensor)
-        _apply_context_parallel(model, mesh)
-        _apply_expert_parallel(model, job, mesh, tensor)
-        _move_router_state(model, device)
-        apply_precision(model, layout)
-        _apply_recompute(model, job)
-        if layout.tp > 1 or layout.splits_backward:
-            _put_off_weight_gradients(model, later)
-        apply_compile(model, layout, device)
-    dtype = COMPUTE_DTYPES[layout.precision]
-    host = torch.device("cpu")
-    storage = Storage(
-        dtype=dtype,
-        grad_dtype=COMPUTE_DTYPES[layout.grad_precision],
-        zero=layout.zero_stage,
-        device=device,
-        home=host if layout.offload in ("optimizer", "both") else device,
-    )
-    data = DataParallel(stages, mesh, storage, later)
+        _apply_techniques(model, job, mesh, device, later)
+    data = DataParallel(stages, mesh, _storage(layout, device), later)
     inside = end_of_text if job.data.packing == "documents" else None
     pipeline = Pipeline(
         stages,
         data,
         mesh,
-        Feed(dtype, device, inside),
+        Feed(COMPUTE_DTYPES[layout.precision], device, inside),
         later,
         HeadLoss(mesh.tp, layout.loss_chunk, loss_for(layout, device)),
         ActivationStore(
@@ -98,6 +81,34 @@ def _stages(job: Job, mesh: Mesh) -> dict[int, Decoder]:
             stage: Decoder(job.model, layers[stage], first=stage == 0, last=stage == last)
             for stage in stages_of(mesh.at.pp, layout.schedule, layout.pp, layout.chunks)
         }
+
+
+def _apply_techniques(
+    model: Decoder, job: Job, mesh: Mesh, device: torch.device, later: WeightGradients
+) -> None:
+    """Everything that changes the layers of a stage; compilation comes last and sees the rest."""
+    layout = job.layout
+    tensor = TensorParallel(mesh.tp, layout.sequence_parallel, later)
+    apply_tensor_parallel(model, tensor)
+    _apply_context_parallel(model, mesh)
+    _apply_expert_parallel(model, job, mesh, tensor)
+    _move_router_state(model, device)
+    apply_precision(model, layout)
+    _apply_recompute(model, job)
+    if layout.tp > 1 or layout.splits_backward:
+        _put_off_weight_gradients(model, later)
+    apply_compile(model, layout, device)
+
+
+def _storage(layout: Layout, device: torch.device) -> Storage:
+    offloaded = layout.offload in ("optimizer", "both")
+    return Storage(
+        dtype=COMPUTE_DTYPES[layout.precision],
+        grad_dtype=COMPUTE_DTYPES[layout.grad_precision],
+        zero=layout.zero_stage,
+        device=device,
+        home=torch.device("cpu") if offloaded else device,
+    )
 
 
 def _apply_context_parallel(model: Decoder, mesh: Mesh) -> None:

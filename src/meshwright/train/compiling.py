@@ -39,7 +39,7 @@ from meshwright.train.precision.fp8 import Fp8
 from meshwright.train.precision.quantise import quantise
 
 Compiler = Callable[..., Any]
-Part = Literal["both", "attention", "feed_forward"]
+BlockMethod = Literal["both", "attention", "feed_forward"]
 
 _VERSIONS = 64  # of one function, before the compiler gives it up
 
@@ -88,8 +88,8 @@ def compile_parts(model: Decoder, compiler: Compiler) -> None:
     _compile_quantisation(model, compiler)
 
 
-def whole_parts(block: Block) -> Iterator[Part]:
-    """The parts of `block` that are pure, the largest one alone where a pass can run it."""
+def whole_parts(block: Block) -> Iterator[BlockMethod]:
+    """What runs pure parts of `block`, the largest one alone where a pass can run it."""
     attention, feed_forward = _pure_attention(block.attn), _pure_feed_forward(block.mlp)
     if attention and feed_forward and len(block.recompute) != 1:
         yield "both"

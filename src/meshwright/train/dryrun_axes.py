@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.plan.layout import Layout
-from meshwright.train.comm import Axis, Clock, Collective, Pending
+from meshwright.train.comm import Axis, Clock, Pending, Work
 from meshwright.train.mesh import Mesh, build_mesh
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "receive"]
@@ -68,41 +66,54 @@ class _Held:
 
 
 @dataclass(frozen=True)
-class RecordingAxis(Axis):
-    """An axis without peers: buffers stay as they are."""
+class RecordingGroup:
+    """A group without peers: buffers stay as they are."""
 
     name: str
+    size: int
     ledger: Ledger
+
+    def all_reduce(self, x: Tensor, largest: bool = False) -> Work:
+        """With nobody."""
+        del largest
+        return self._note("all_reduce", x)
+
+    def all_gather(self, out: Tensor, x: Tensor) -> Work:
+        """With nobody."""
+        return self._note("all_gather", out, x)
+
+    def all_to_all(
+        self, out: Tensor, x: Tensor, out_rows: list[int] | None, in_rows: list[int] | None
+    ) -> Work:
+        """With nobody; what counts is what this rank sends, not what it gets."""
+        del out_rows, in_rows
+        return self._note("all_to_all", x, out)
+
+    def send(self, x: Tensor, index: int) -> Work:
+        """To nobody."""
+        del index
+        return self._note("send", x)
+
+    def receive(self, out: Tensor, index: int) -> Work:
+        """From nobody."""
+        del index
+        return self._note("receive", out)
+
+    def _note(self, kind: Kind, *tensors: Tensor) -> Work:
+        self.ledger.add(self.name, kind, self.size, *tensors)
+        return _Held(tensors)
+
+
+@dataclass(frozen=True)
+class RecordingAxis(Axis):
+    """An axis on a recording group."""
+
+    group: RecordingGroup
 
     def start_reduce_scatter(self, out: Tensor, x: Tensor) -> Pending:
         """As that of `Axis`, whose exchange goes by its own name here."""
-        scattering = replace(self, ledger=_Renamed(self.ledger))
-        return Axis.start_reduce_scatter(scattering, out, x)
-
-    def send(self, x: Tensor, index: int) -> Pending:
-        """To nobody."""
-        del index
-        self.ledger.add(self.name, "send", self.size, x)
-        return self._pending(x)
-
-    def receive(self, out: Tensor, index: int) -> Pending:
-        """From nobody."""
-        del index
-        self.ledger.add(self.name, "receive", self.size, out)
-        return self._pending(out)
-
-    def _start(self, collective: Collective, *args: Any) -> dist.Work | None:
-        if self.size == 1:
-            return None
-        first, *rest = (x for x in args if isinstance(x, Tensor))
-        kind = _kind(collective)
-        if kind == "all_to_all":  # of what this rank sends, not of what it gets
-            first, *rest = *rest, first
-        self.ledger.add(self.name, kind, self.size, first, *rest)
-        return cast(dist.Work, _Held((first, *rest)))
-
-    def _pending(self, x: Tensor) -> Pending:
-        return Pending(cast(dist.Work, _Held((x,))), self.clock)
+        group = replace(self.group, ledger=_Renamed(self.group.ledger))
+        return Axis.start_reduce_scatter(replace(self, group=group), out, x)
 
 
 class _Renamed(Ledger):
@@ -116,19 +127,13 @@ class _Renamed(Ledger):
         super().add(axis, "reduce_scatter", size, payload, *others)
 
 
-def _kind(collective: Collective) -> Kind:
-    function = collective.func if isinstance(collective, partial) else collective
-    if function is dist.all_reduce:
-        return "all_reduce"
-    return "all_to_all" if function is dist.all_to_all_single else "all_gather"
-
-
 def recording_mesh(layout: Layout, rank: int, ledger: Ledger) -> Mesh:
     """The mesh of `rank` with axes that write into `ledger`, each by the name of its use."""
     mesh = build_mesh(layout, rank, Clock(), new_group=lambda _: None)
 
     def named(axis: Axis, name: str) -> Axis:
-        return RecordingAxis(axis.ranks, axis.index, None, axis.clock, name, ledger)
+        group = RecordingGroup(name, axis.size, ledger)
+        return RecordingAxis(axis.ranks, axis.index, group, axis.clock)
 
     uses = ("tp", "cp", "shards", "replicas", "sequence", "lanes", "down", "up", "ends", "world")
     named_axes: dict[str, Any] = {use: named(getattr(mesh, use), use) for use in uses}

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from meshwright.train.autograd import apply
 from meshwright.train.comm import Axis
 
 IGNORE = -100  # target of positions that do not count
-
 
 Entropy = Callable[[Tensor, Tensor], Tensor]
 
@@ -37,9 +37,7 @@ def summed_loss(
     flat, labels = logits.flatten(0, 1), targets.flatten()
     if tp.size == 1:
         return entropy(flat, labels)
-    split: Any = _SplitVocabularyLoss
-    loss: Tensor = split.apply(flat.float(), labels, tp)
-    return loss
+    return apply(_SplitVocabularyLoss, flat.float(), labels, tp)
 
 
 def count_valid(targets: Tensor) -> Tensor:
@@ -66,9 +64,7 @@ class HeadLoss:
         fp16 it must be in the logits' gradients from the start."""
         if self.chunk == 0 or targets.numel() <= self.chunk:
             return summed_loss(F.linear(x, weight), targets, self.tp, self.entropy)
-        function: Any = _ChunkedLoss
-        loss: Tensor = function.apply(x.flatten(0, 1), weight, targets.flatten(), self, scale)
-        return loss
+        return apply(_ChunkedLoss, x.flatten(0, 1), weight, targets.flatten(), self, scale)
 
 
 class _ChunkedLoss(torch.autograd.Function):

@@ -19,10 +19,11 @@ from meshwright.plan.layout import (
     groups,
 )
 from meshwright.plan.schedule import rank_of
-from meshwright.train.comm import Axis, Clock
+from meshwright.train.comm import Axis, Clock, Group
 
 Groups = list[list[int]]
-NewGroup = Callable[[list[int]], dist.ProcessGroup | None]
+Join = Callable[[Groups], Axis]
+NewGroup = Callable[[list[int]], Group | dist.ProcessGroup | None]
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,11 @@ class Mesh:
     """Axes of this rank.
 
     `shards` and `replicas` span the copies of every weight but experts, over dp and cp; `levels`
-    cuts the replicas into those of this rank's domain and those across. `sequence` joins the ranks
-    that share a sequence (cp, and tp where routers see slices of it), `lanes` those of a stage that
-    see different tokens. `down` and `up` join the stages, one for each direction, so that no
-    receive of one stands before a send of the other. `ends` joins the ranks of the first and the
-    last stage.
+    cuts these replicas into those of this rank's domain and those across, and experts have no
+    levels. `sequence` joins the ranks that share a sequence (cp, and tp where routers see slices of
+    it), `lanes` those of a stage that see different tokens. `down` and `up` join the stages, one
+    for each direction, so that no receive of one stands before a send of the other. `ends` joins
+    the ranks of the first and the last stage.
     """
 
     layout: Layout
@@ -79,23 +80,15 @@ def build_mesh(layout: Layout, rank: int, clock: Clock, new_group: NewGroup | No
     `new_group` makes a group of the ranks that it is given, in the place of torch's: a dry run has
     no peers to meet.
     """
-    join, made = _joiner(rank, clock, new_group or _meet), dict[str, Axis]()
-
-    def joined(all_groups: Groups) -> Axis:
-        """Kinds with the same groups share them."""
-        key = repr(all_groups)
-        if key not in made:
-            made[key] = join(all_groups)
-        return made[key]
+    join = _joiner(rank, clock, new_group or _meet)
+    joined = _once(join)
 
     def axis(*names: AxisName) -> Axis:
         return joined(groups(layout, *names))
 
-    def expert_axis(name: ExpertAxis) -> Axis:
-        return joined(expert_groups(layout, name))
-
-    sharded = layout.zero_stage > 0
-    split_lanes = layout.tp > 1 and layout.etp != layout.tp
+    over: tuple[AxisName, ...] = ("dp_shard", "cp")
+    shards, copies = (over, ()) if layout.zero_stage else ((), over)
+    slices: tuple[AxisName, ...] = ("tp",) if layout.tp > 1 and layout.etp != layout.tp else ()
     pipelines = groups(layout, "pp")
     last = rank_of(layout.virtual_stages - 1, layout.schedule, layout.pp)
     return Mesh(
@@ -105,15 +98,12 @@ def build_mesh(layout: Layout, rank: int, clock: Clock, new_group: NewGroup | No
         clock=clock,
         tp=axis("tp"),
         cp=axis("cp"),
-        shards=axis(*(("dp_shard", "cp") if sharded else ())),
-        replicas=axis("dp_replicate", *(() if sharded else ("dp_shard", "cp"))),
-        levels=(
-            joined(domain_groups(layout, "inside")),
-            joined(domain_groups(layout, "across")),
-        ),
-        experts=ExpertAxes(*(expert_axis(name) for name in ("ep", "shards", "replicas"))),
-        sequence=axis("cp", *(("tp",) if split_lanes else ())),
-        lanes=axis("dp_replicate", "dp_shard", "cp", *(("tp",) if split_lanes else ())),
+        shards=axis(*shards),
+        replicas=axis("dp_replicate", *copies),
+        levels=(joined(domain_groups(layout, "inside")), joined(domain_groups(layout, "across"))),
+        experts=_expert_axes(layout, joined),
+        sequence=axis("cp", *slices),
+        lanes=axis("dp_replicate", "dp_shard", "cp", *slices),
         down=join(pipelines),
         up=join(pipelines),
         ends=join([sorted({p[0], p[last]}) for p in pipelines]),
@@ -121,12 +111,19 @@ def build_mesh(layout: Layout, rank: int, clock: Clock, new_group: NewGroup | No
     )
 
 
+def _expert_axes(layout: Layout, join: Join) -> ExpertAxes:
+    def axis(name: ExpertAxis) -> Axis:
+        return join(expert_groups(layout, name))
+
+    return ExpertAxes(ep=axis("ep"), shards=axis("shards"), replicas=axis("replicas"))
+
+
 def _meet(ranks: list[int]) -> dist.ProcessGroup | None:
     group: dist.ProcessGroup | None = dist.new_group(ranks, use_local_synchronization=True)
     return group
 
 
-def _joiner(rank: int, clock: Clock, new_group: NewGroup) -> Callable[[Groups], Axis]:
+def _joiner(rank: int, clock: Clock, new_group: NewGroup) -> Join:
     """A function that makes the groups of a kind and returns this rank's axis.
 
     Only the members of a group meet to make it. Its name counts the groups a member has made
@@ -140,3 +137,16 @@ def _joiner(rank: int, clock: Clock, new_group: NewGroup) -> Callable[[Groups], 
         return Axis(tuple(ranks), ranks.index(rank), group, clock)
 
     return join
+
+
+def _once(join: Join) -> Join:
+    """`join`, where kinds with the same groups share them."""
+    made: dict[str, Axis] = {}
+
+    def joined(all_groups: Groups) -> Axis:
+        key = repr(all_groups)
+        if key not in made:
+            made[key] = join(all_groups)
+        return made[key]
+
+    return joined

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshwright.train.autograd import apply
 from meshwright.train.nn.passing import Pass
 
 Run = Callable[[Tensor, Pass], Tensor]
@@ -21,9 +22,7 @@ def recomputed(run: Run, x: Tensor, about: Pass) -> Tensor:
     `about.recomputing` set."""
     if not torch.is_grad_enabled():
         return run(x, about)
-    function: Any = _Recompute
-    out: Tensor = function.apply(x, run, about)
-    return out
+    return apply(_Recompute, x, run, about)
 
 
 class _Recompute(torch.autograd.Function):

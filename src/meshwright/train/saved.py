@@ -17,7 +17,10 @@ _SMALLEST = 1 << 12  # elements; less is not worth the way
 class ActivationStore:
     """Keeps what autograd saves. With `offload` it waits in the host's memory, in pinned memory
     where the chip has its own; small tensors are left alone, and so is what shares its memory with
-    one of `weights`, which stays anyway."""
+    one of `weights`, which stays anyway.
+
+    The copies run on the stream that computes, so that none of their time is hidden: memory is won
+    at the price of the whole way there and back."""
 
     offload: bool
     weights: tuple[Tensor, ...] = ()

@@ -17,7 +17,6 @@ from meshwright.plan.calibration import (
     Measured,
     append_measurement,
     calibrated,
-    expected_step_time_s,
     fit,
     moved_by,
     path_of,
@@ -29,6 +28,11 @@ from meshwright.plan.prediction import predict
 
 JOB = job(dp_replicate=2, tp=2, pp=2, micro_batch=4)
 SHIPPED = Constants.shipped()
+
+
+def expected_step_time_s(job: Job) -> float:
+    """What is predicted for `job` with what is known of its cluster."""
+    return predict(question_of(job, calibrated(job.cluster.ref)), job.layout).step_time_s
 
 
 @pytest.fixture(autouse=True)

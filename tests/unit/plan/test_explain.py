@@ -102,7 +102,10 @@ def test_measured_in_any_unit_is_the_same_step() -> None:
         assert measured_step_s(LLAMA_70B, text) == pytest.approx(best.step_time_s)
 
 
-@pytest.mark.parametrize("text", ["tokens=3", "tflops", "mfu=x", "mfu=0", "mfu=-1", "mfu=inf"])
+@pytest.mark.parametrize(
+    "text",
+    ["tokens=3", "tflops", "mfu=x", "mfu=0", "mfu=-1", "mfu=inf", "mfu=1.01", "tflops=990"],
+)
 def test_wrong_measurements_are_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         measured_step_s(LLAMA_70B, text)
@@ -144,9 +147,41 @@ def test_neighbours_of_the_best_layout_that_fit_are_no_faster() -> None:
         (Layout(dp_replicate=128, micro_batch=2), "global_batch"),
         (Layout(pp=128), "layout.pp"),
         (Layout(tp=128), "layout.tp"),
+        (Layout(dp_replicate=128, ep=8), "layout.ep"),
+        (Layout(pp=16, dp_replicate=8, vpp=8, schedule="interleaved"), "layout.vpp"),
+        (Layout(dp_replicate=128, vpp=4, schedule="interleaved"), "layout.schedule"),
+        (Layout(cp=128, zero=1, cp_method="ulysses"), "layout.cp"),
     ],
 )
 def test_layouts_that_cannot_be_are_refused(layout: Layout, key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         predict(LLAMA_70B, layout)
     assert caught.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("ep3", "layout.ep"),
+        ("ep16", "layout.ep"),
+        ("tp2,etp4", "layout.etp"),
+        ("tp8,nosp,ep8", "layout.sp"),
+        ("tp8,cp8", "layout"),
+    ],
+)
+def test_experts_and_sequences_that_cannot_be_shared_out_are_refused(text: str, key: str) -> None:
+    seq_len = 100 if key == "layout" else 4096
+    asked = question("mixtral-8x7b", "p5:64", seq_len=seq_len, global_batch=64)
+    with pytest.raises(ConfigError) as caught:
+        _at(asked, text)
+    assert caught.value.key == key
+
+
+def test_no_pipeline_has_no_chunks() -> None:
+    asked = question("llama2-70b", "h100:32", seq_len=4096, global_batch=32)
+    moves = [one.what for one in neighbours(asked, parse_layout("tp8,pp2,vpp2,mbs1", 32))]
+    assert "pp2 -> pp1" in moves
+
+
+def test_a_batch_is_filled_in_for_the_longest_sequences() -> None:
+    assert question("tiny", "p5:8", seq_len=2**40).global_batch == 1

@@ -78,11 +78,6 @@ def _refusal(changes: dict[str, Any]) -> str:
             "optimizer = 'adamw': must be a table of keys: [optimizer]",
         ),
         (
-            {"layout": "auto"},
-            "layout = 'auto': needs the planner, which this version does not have; "
-            "write a [layout] table: dp_replicate, dp_shard, tp, cp, pp, ep",
-        ),
-        (
             {"layout": "automatic"},
             "layout = 'automatic': must be a table of keys: [layout]",
         ),

@@ -22,8 +22,8 @@ from meshwright.plan.layout import Layout
 from meshwright.plan.prediction import layout_of, predict
 from meshwright.plan.search import SLACK, chances, search
 from meshwright.plan.search_front import front
-from meshwright.plan.search_question import Question
-from meshwright.plan.search_space import LARGEST_MICRO_BATCH, SHORTEST_SLICE, Space
+from meshwright.plan.search_question import LARGEST_MICRO_BATCH, Question
+from meshwright.plan.search_space import SHORTEST_SLICE, Space
 
 NODES = {"tp": (1, 2, 4), "pp": (1, 2, 4), "cp": (1, 2, 4, 8), "ep": (1, 2, 4, 8)}
 

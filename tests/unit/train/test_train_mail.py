@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -90,6 +91,14 @@ class Post:
         self.changed = threading.Condition()
         self.sent: dict[tuple[int, int, str], list[Tensor]] = {}
         self.received: Counter[tuple[int, int, str]] = Counter()
+        self.kept: dict[int, list[weakref.ref[Tensor]]] = {}
+        self.most_kept: Counter[int] = Counter()
+
+    def keep(self, rank: int, x: Tensor) -> None:
+        """Note how many tensors exist that `rank` has sent, `x` among them."""
+        every = (*self.kept.get(rank, ()), weakref.ref(x))
+        self.kept[rank] = [one for one in every if one() is not None]
+        self.most_kept[rank] = max(self.most_kept[rank], len(self.kept[rank]))
 
 
 class Line:
@@ -100,6 +109,7 @@ class Line:
 
     def send(self, x: Tensor, index: int) -> Pending:
         with self.post.changed:
+            self.post.keep(self.me, x)
             self.post.sent.setdefault((self.me, index, self.name), []).append(x.clone())
             self.post.changed.notify_all()
         return Pending(None, Clock())
@@ -142,10 +152,17 @@ def _play(mail: Mail, wiring: Wiring, order: Sequence[Action], ahead: int) -> li
 
 
 def _run(
-    schedule: Schedule, pp: int, chunks: int, orders: Orders, told: Orders, window: int = 99
+    schedule: Schedule,
+    pp: int,
+    chunks: int,
+    orders: Orders,
+    told: Orders,
+    window: int = 99,
+    post: Post | None = None,
 ) -> list[Any]:
     """Play `orders` on a thread a rank, each of which was `told` what the others do."""
-    post, wiring, results = Post(), Wiring(schedule, pp, pp * chunks), [None] * pp
+    wiring, results = Wiring(schedule, pp, pp * chunks), [None] * pp
+    post = post or Post()
 
     def rank(me: int) -> None:
         lines = {name: Line(post, me, name) for name in ("down", "up")}
@@ -166,6 +183,32 @@ def _run(
 def test_every_action_gets_its_own_message(schedule: Schedule, pp: int, chunks: int) -> None:
     for orders in all_orders(schedule, pp, chunks):
         assert _run(schedule, pp, chunks, orders, orders) == [[]] * pp
+
+
+def test_an_answer_says_what_its_sender_had_by_then() -> None:
+    wiring, orders = Wiring("1f1b", 2, 2), build("1f1b", 2, 1, 3)
+    answers = dict(wiring.replies(orders[1], 1, 0))
+    assert answers == {Message("gradient", 0, i): [Message("activation", 1, i)] for i in range(3)}
+    assert list(wiring.replies(orders[0], 0, 0)) == []
+
+
+def _most_kept(schedule: Schedule, pp: int, chunks: int, micro_batches: int) -> list[int]:
+    """The most tensors that each rank kept at once of those it had sent."""
+    orders, post = build(schedule, pp, chunks, micro_batches), Post()
+    assert _run(schedule, pp, chunks, orders, orders, post=post) == [[]] * pp
+    return [post.most_kept[rank] for rank in range(pp)]
+
+
+@pytest.mark.parametrize("pp", [2, 8])
+def test_little_more_is_kept_than_waits_for_its_backward(pp: int) -> None:
+    kept = _most_kept("1f1b", pp, 1, 16)
+    assert all(most <= pp - rank + 1 for rank, most in enumerate(kept)), kept
+
+
+@pytest.mark.parametrize(("schedule", "pp", "chunks"), SCHEDULES[1:])
+def test_more_micro_batches_keep_no_more(schedule: Schedule, pp: int, chunks: int) -> None:
+    few, many = (_most_kept(schedule, pp, chunks, n) for n in (12, 24))
+    assert few == many
 
 
 def test_few_sends_under_way_are_enough() -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from meshwright.models.spec import ModelSpec
-from meshwright.train.nn.block import Block, Part
+from meshwright.plan.activations import Parts
+from meshwright.train.nn.block import Block
 from meshwright.train.nn.dropout import Draws
 from meshwright.train.nn.moe import MoE
 from meshwright.train.nn.passing import Pass
@@ -48,7 +49,7 @@ def a_pass() -> Pass:
     return Pass(rope_table(SPEC, SEQ), torch.arange(SEQ), draws=draws)
 
 
-def run(parts: frozenset[Part], nested: bool = False) -> dict[str, Any]:
+def run(parts: Parts, nested: bool = False) -> dict[str, Any]:
     """Forward and backward of one layer that recomputes `parts`."""
     layer, moe = block()
     layer.recompute = parts
@@ -71,12 +72,10 @@ def run(parts: frozenset[Part], nested: bool = False) -> dict[str, Any]:
         (frozenset({"attention", "mlp"}), False),
         (frozenset({"attention"}), True),
         (frozenset({"attention", "mlp"}), True),
-        (frozenset[Part](), True),
+        (Parts(), True),
     ],
 )
-def test_gradients_losses_and_counts_are_those_of_one_run(
-    parts: frozenset[Part], nested: bool
-) -> None:
+def test_gradients_losses_and_counts_are_those_of_one_run(parts: Parts, nested: bool) -> None:
     kept, again = run(frozenset()), run(parts, nested)
     assert kept.keys() == again.keys()
     for name, expected in kept.items():
@@ -87,7 +86,7 @@ def test_gradients_losses_and_counts_are_those_of_one_run(
 def test_only_inputs_are_kept() -> None:
     """Tensors that autograd saves, by whether a layer is run again."""
 
-    def saved(parts: frozenset[Part]) -> int:
+    def saved(parts: Parts) -> int:
         layer, _ = block()
         layer.recompute = parts
         sizes: list[int] = []

@@ -179,12 +179,16 @@ def layer_times(shapes: Shapes, rates: Rates, c: Candidates) -> LayerTimes:
     return LayerTimes(half + scores + feed, again * c.recompute_share)
 
 
-def host_seconds(shapes: Shapes, rates: Rates, c: Candidates) -> Floats:
-    """What a host needs to start the kernels of a layer's forward. Ranks of a tp group wait for the
-    slowest of their hosts at every collective."""
+def host_seconds(shapes: Shapes, rates: Rates, c: Candidates) -> tuple[Floats, Floats]:
+    """What a host needs to start the kernels of a forward of a layer's attention half, and of its
+    feed-forward half. Ranks of a tp group wait for the slowest of their hosts at every collective.
+    """
     share = np.asarray(shapes.moe_layers, float) / np.asarray(shapes.layers, float)
-    alone = np.asarray(rates.host_layer_s) * (1.0 - share) + np.asarray(rates.host_moe_s) * share
-    return np.asarray(alone * (1.0 + np.asarray(rates.host_jitter) * (c.tp - 1) / 7.0))
+    half = np.asarray(rates.host_layer_s) / 2.0
+    routed = np.maximum(np.asarray(rates.host_moe_s) - half, 0.0)
+    jitter = 1.0 + np.asarray(rates.host_jitter) * (c.tp - 1) / 7.0
+    feed = half * (1.0 - share) + routed * share
+    return np.asarray(half * jitter), np.asarray(feed * jitter)
 
 
 def beside_host(chip_s: Floats, host_s: Floats, norm: ArrayLike) -> Floats:

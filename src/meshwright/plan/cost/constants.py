@@ -85,6 +85,7 @@ class Constants:
             tp_overlap=framework.overlaps_tp,
             dp_overlap=framework.overlaps_dp,
             pp_overlap=framework.overlaps_pp,
+            gathers=framework.gathers_tokens,
         )
 
     def origin(self, chip: str) -> str:

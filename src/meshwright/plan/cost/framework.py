@@ -45,8 +45,9 @@ class Framework:
     logarithm of reserved over allocated); `context_bytes` of the driver; `communicator_bytes` of
     every group of ranks. `sigma` is the spread of the logarithm of measured over predicted.
 
-    `overlaps_*`: whether collectives of that axis run beside compute. `origin` says where the
-    numbers come from, `fit` by how much the fitted ones miss.
+    `overlaps_*`: whether collectives of that axis run beside compute. `gathers_tokens`: experts get
+    their tokens by an all-gather, not by an all-to-all. `origin` says where the numbers come from,
+    `fit` by how much the fitted ones miss.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Framework:
     overlaps_tp: bool = False
     overlaps_dp: bool = True
     overlaps_pp: bool = True
+    gathers_tokens: bool = False
     origin: str = "defaults of the memory model"
     fit: Mapping[str, float] = field(default_factory=dict, hash=False)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from meshwright.plan.cost.candidates import FULL, Candidates
+from meshwright.plan.cost.candidates import ATTENTION, CORE, FULL, MLP, Candidates
 from meshwright.plan.cost.collectives import Group, all_reduce_s, all_to_all_s, ring_s
 from meshwright.plan.cost.compute import (
     LayerTimes,
@@ -24,15 +24,33 @@ from meshwright.plan.cost.weights import Weights
 Floats = NDArray[np.float64]
 ELEMENT_BYTES = 2.0  # activations that travel are 16-bit
 
-# Kernels of a forward that recomputation starts again, by its code: none, the scores, half, half,
-# all. A backward has one and a half times as many as a forward.
-AGAIN_KERNELS = np.array([0.0, 0.1, 0.5, 0.5, 1.0])
+# Kernels of a layer's attention half that recomputation of the scores alone starts again.
+SCORES_KERNELS = 0.2
+
+
+@dataclass(frozen=True)
+class Again:
+    """Share of layers of which a part runs once more in the backward: the scores with the ring
+    around them, the attention half, the feed-forward half; with it run its collectives."""
+
+    scores: Floats
+    attention: Floats
+    feed: Floats
+
+    @classmethod
+    def of(cls, c: Candidates) -> Again:
+        """What the layouts make again."""
+
+        def where(*codes: int) -> Floats:
+            return np.asarray(np.isin(c.recompute, codes) * c.recompute_share)
+
+        return cls(where(CORE, ATTENTION, FULL), where(ATTENTION, FULL), where(MLP, FULL))
 
 
 def tp_seconds(shapes: Shapes, rates: Rates, c: Candidates) -> tuple[Floats, Floats]:
-    """Collectives of tensor parallelism in a layer's forward and backward, before any hiding: each
-    half of a layer has an all-reduce, or with sequence parallelism an all-gather and a
-    reduce-scatter, which move as much."""
+    """Collectives of tensor parallelism in a forward of a layer's attention half and of its
+    feed-forward half, before any hiding; a backward has as many. Each half has an all-reduce, or
+    with sequence parallelism an all-gather and a reduce-scatter, which move as much."""
     group = Group(c.tp, 1)
     size = rank_tokens(shapes, c) * np.asarray(shapes.hidden) * ELEMENT_BYTES
     plain = all_reduce_s(rates.network, group, size)
@@ -40,8 +58,7 @@ def tp_seconds(shapes: Shapes, rates: Rates, c: Candidates) -> tuple[Floats, Flo
     once = np.where(c.sequence_parallel, split, plain)
     share = np.asarray(shapes.moe_layers, float) / np.asarray(shapes.layers, float)
     shared = np.asarray(shapes.shared_ffn) > 0
-    halves = 2.0 - share * np.where((c.etp == c.tp) | shared, 0.0, 1.0)
-    return once * halves, once * halves
+    return once, once * (1.0 - share * np.where((c.etp == c.tp) | shared, 0.0, 1.0))
 
 
 def cp_seconds(shapes: Shapes, rates: Rates, c: Candidates) -> Floats:
@@ -58,7 +75,8 @@ def cp_seconds(shapes: Shapes, rates: Rates, c: Candidates) -> Floats:
 
 def ep_seconds(shapes: Shapes, rates: Rates, c: Candidates) -> Floats:
     """Dispatch and combine of a routed layer's forward, of the fullest rank, times the share of
-    layers that are routed."""
+    layers that are routed: each token goes to its experts, or where a framework `gathers`, all
+    tokens go to all ranks."""
     share = np.asarray(shapes.moe_layers, float) / np.asarray(shapes.layers, float)
     whole = c.etp == c.tp
     tokens = rank_tokens(shapes, c) / np.where(whole, 1, c.tp)
@@ -66,7 +84,10 @@ def ep_seconds(shapes: Shapes, rates: Rates, c: Candidates) -> Floats:
     sent = sent * np.asarray(shapes.imbalance)
     group = Group(c.ep, np.where(whole, c.tp, 1))
     copies = np.asarray(shapes.top_k) * np.asarray(rates.merges)
-    return np.asarray(2.0 * share * all_to_all_s(rates.network, group, sent, copies))
+    chosen = all_to_all_s(rates.network, group, sent, copies)
+    everything = tokens * c.ep * np.asarray(shapes.hidden) * ELEMENT_BYTES
+    every = ring_s(rates.network, group, everything)
+    return np.asarray(2.0 * share * np.where(np.asarray(rates.gathers) > 0, every, chosen))
 
 
 @dataclass(frozen=True)
@@ -85,39 +106,62 @@ class Layer:
     host_s: Floats
 
 
+def exposed(traffic: Floats, hidden: ArrayLike, compute: Floats) -> Floats:
+    """Seconds of `traffic` that are waited for: up to the share `hidden` runs beside `compute`, and
+    no more than that takes."""
+    beside: Floats = np.minimum(traffic * np.asarray(hidden), compute)
+    return traffic - beside
+
+
 def layer_seconds(shapes: Shapes, rates: Rates, c: Candidates, weights: Weights) -> Layer:
     """What a layer takes with what it waits for. The reduction of an input's gradient runs beside
-    the product for the weights, so half of the backward's tp traffic is hidden in any case."""
+    the product for the weights, so half of the backward's tp traffic is hidden where that takes
+    long enough. A model that is not trained has no backward (`back` is 0)."""
     times = layer_times(shapes, rates, c)
     forward, backward, again = times.passes.forward_s, times.passes.backward_s, times.again_s
-    tp_forward, tp_backward = tp_seconds(shapes, rates, c)
-    full = (c.recompute == FULL) * c.recompute_share
-    tp_all = tp_forward * (1.0 + full) + 0.5 * tp_backward
-    tp = tp_all * (1.0 - np.asarray(rates.tp_hidden))
+    made, back = Again.of(c), np.asarray(shapes.trained, float)
+    behind, weight = backward + again, times.passes.weight_s
+    tp_attention, tp_feed = tp_seconds(shapes, rates, c)
+    tp_once = tp_attention + tp_feed
+    tp_forward = exposed(tp_once, rates.tp_hidden, forward)
+    tp_behind = exposed(tp_once, 0.5, weight)
+    tp_behind = tp_behind + tp_attention * made.attention + tp_feed * made.feed
+    tp = tp_forward + back * exposed(tp_behind, rates.tp_hidden, behind - weight)
     scores = attention_half(shapes, rates, c)[1]
     ring = cp_seconds(shapes, rates, c)
     cp_forward = np.maximum(ring - np.asarray(rates.cp_hidden) * scores.forward_s, 0.05 * ring)
     cp_backward = np.maximum(
         2.0 * ring - np.asarray(rates.cp_hidden) * scores.backward_s, 0.1 * ring
     )
-    cp = cp_forward * (1.0 + full) + cp_backward
-    ep_once = ep_seconds(shapes, rates, c) * (1.0 - np.asarray(rates.ep_hidden))
-    ep = ep_once * (2.0 + full)
-    compute = forward + backward + again
-    shard = shard_seconds(rates, c, weights, times)
-    ahead = tp_forward * (1.0 - np.asarray(rates.tp_hidden)) + cp_forward + ep_once
-    chip_forward = forward + ahead + shard / 3.0
-    chip_backward = compute + tp + cp + ep + shard - chip_forward
-    floor, norm = host_seconds(shapes, rates, c), rates.host_norm
-    passes = 1.5 + AGAIN_KERNELS[c.recompute] * c.recompute_share
-    whole_forward = beside_host(chip_forward, floor, norm)
-    whole_backward = beside_host(chip_backward, floor * passes, norm)
+    cp = cp_forward * (1.0 + back * made.scores) + back * cp_backward
+    ep_once = ep_seconds(shapes, rates, c)
+    ep_forward = exposed(ep_once, rates.ep_hidden, forward)
+    ep = ep_forward + back * exposed(ep_once * (1.0 + made.feed), rates.ep_hidden, behind)
+    compute = forward + back * behind
+    shard = shard_seconds(rates, c, weights, times, back)
+    ahead = tp_forward + cp_forward + ep_forward
+    chip_forward = forward + ahead + shard / (1.0 + 2.0 * back)
+    chip_backward = back * (compute + tp + cp + ep + shard - chip_forward)
+    floor, host_backward = host_passes(shapes, rates, c, made)
+    whole_forward = beside_host(chip_forward, floor, rates.host_norm)
+    whole_backward = beside_host(chip_backward, back * host_backward, rates.host_norm)
     host = whole_forward + whole_backward - chip_forward - chip_backward
-    weight = times.passes.weight_s
-    return Layer(whole_forward, whole_backward, weight, compute, tp, cp, ep, shard, host)
+    return Layer(whole_forward, whole_backward, back * weight, compute, tp, cp, ep, shard, host)
 
 
-def shard_seconds(rates: Rates, c: Candidates, weights: Weights, times: LayerTimes) -> Floats:
+def host_passes(shapes: Shapes, rates: Rates, c: Candidates, made: Again) -> tuple[Floats, Floats]:
+    """What a host needs for a layer's forward, and for its backward with what is made again. A
+    backward has one and a half times as many kernels as a forward; experts are all in the
+    feed-forward half."""
+    attention, feed = host_seconds(shapes, rates, c)
+    scores = SCORES_KERNELS * (made.scores - made.attention)
+    again = attention * (made.attention + scores) + feed * made.feed
+    return attention + feed, 1.5 * (attention + feed) + again
+
+
+def shard_seconds(
+    rates: Rates, c: Candidates, weights: Weights, times: LayerTimes, back: Floats
+) -> Floats:
     """What ZeRO-3 adds to a layer in each micro-batch: weights gathered for the forward and again
     for the backward, gradients scattered; as much as `shard_hidden` of it runs beside compute and
     slows that by `contention`."""
@@ -136,7 +180,7 @@ def shard_seconds(rates: Rates, c: Candidates, weights: Weights, times: LayerTim
     hidden = np.asarray(rates.shard_hidden)
     contention = np.asarray(rates.contention)
     total: Floats = np.zeros_like(forward)
-    for traffic, compute in ((gather, forward), (gather + scatter, backward)):
-        beside = np.minimum(traffic * hidden, compute)
+    for traffic, compute in ((gather, forward), (back * (gather + scatter), backward)):
+        beside = traffic - exposed(traffic, hidden, compute)
         total = total + traffic - beside * (1.0 - contention)
     return np.where(c.zero == 3, total, 0.0)

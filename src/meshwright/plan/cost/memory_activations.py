@@ -61,7 +61,7 @@ def activation_parts(s: Setting, c: Candidates, stage: Stage) -> dict[str, Float
     for kind, count in counts:
         for name, size in _kept(c, layer_bytes(s, c, kind)).items():
             parts[name] = parts[name] + count * size
-    here = np.where(c.offload_activations, _at_home(stage), 1.0)
+    here = s.trained * np.where(c.offload_activations, _at_home(stage), 1.0)
     return {name: size * here for name, size in parts.items()}
 
 

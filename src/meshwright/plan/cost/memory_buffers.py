@@ -34,7 +34,7 @@ def _layer_work(s: Setting, c: Candidates, kind: MemoryLayer) -> Floats:
     wide = tokens * (kind.work_bytes / c.tp + 2 * s.element_bytes * s.shape.hidden)
     routed = lane_tokens(s, c) * s.imbalance * bool(kind.expert)
     moved = routed * (2 * s.element_bytes * s.shape.hidden + kind.routed_bytes / c.etp)
-    return _again(c, layer) + np.maximum(np.maximum(scores, wide), moved)
+    return s.trained * _again(c, layer) + np.maximum(np.maximum(scores, wide), moved)
 
 
 def _again(c: Candidates, layer: LayerBytes) -> Floats:
@@ -59,7 +59,7 @@ def whole_bytes(s: Setting, c: Candidates, stage: Stage) -> Floats:
     weights = each * (np.minimum(f.whole_weights, count) * layer + tables)
     gradients = np.minimum(f.whole_gradients, count) * layer + tables * (f.whole_gradients > 0)
     weights = weights * (c.zero >= f.weights_sharded_from)
-    gradients = gradients * (c.zero >= f.gradients_sharded_from) * f.reduce_bytes
+    gradients = gradients * (c.zero >= f.gradients_sharded_from) * f.reduce_bytes * s.trained
     return np.asarray((weights + gradients) * (1.0 - 1.0 / c.shards), np.float64)
 
 
@@ -69,17 +69,17 @@ def wgrad_bytes(s: Setting, c: Candidates, stage: Stage) -> Floats:
     moe = s.shape.moe.split * (stage.moe > 0)
     expert = s.shape.moe.expert * (stage.moe > 0) / c.etp
     whole = np.asarray(np.maximum(dense, moe) / c.tp + expert, np.float64)
-    return 2.0 * s.framework.wgrads * whole
+    return 2.0 * s.framework.wgrads * s.trained * whole
 
 
-def buffer_bytes(s: Setting, c: Candidates, stage: Stage) -> Floats:
+def buffer_bytes(s: Setting, c: Candidates, _stage: Stage) -> Floats:
     """Collectives: buckets of gradients, a stage's input and output on their way, and the keys and
-    values that go round a ring."""
+    values that go round a ring. As much on every stage."""
     tokens, size = s.tokens(c), s.element_bytes
-    buckets = s.framework.bucket_bytes * (c.dp > 1)
+    buckets = s.framework.bucket_bytes * s.trained * (c.dp > 1)
     hops = 4.0 * tokens * s.shape.hidden * size / sequence_parts(c) * (c.pp > 1)
     ring = 2.0 * tokens * s.shape.kv_width * size / c.tp * ((c.cp > 1) & ~c.ulysses)
-    return buckets + hops + ring + 0.0 * stage.copies
+    return buckets + hops + ring
 
 
 def communicators(c: Candidates) -> Floats:

@@ -15,7 +15,8 @@ from meshwright.plan.cost.workload import Workload
 @dataclass(frozen=True)
 class Setting:
     """A workload as the memory model sees it. `imbalance` is the load of the fullest expert rank
-    over the mean; `optimizer_bytes` of a parameter, its master copy aside."""
+    over the mean; `optimizer_bytes` of a parameter, its master copy aside. A model that is not
+    `trained` has no gradients, no master copy, no optimizer, and nothing waits for a backward."""
 
     shape: MemoryShape
     framework: Framework
@@ -25,6 +26,7 @@ class Setting:
     optimizer_bytes: float = 8.0
     flash: bool = True
     imbalance: float = 1.0
+    trained: bool = True
 
     @property
     def element_bytes(self) -> float:
@@ -63,6 +65,7 @@ def setting_of(work: Workload) -> Setting:
         optimizer_bytes=work.optimizer_bytes,
         flash=work.flash_attention,
         imbalance=work.imbalance,
+        trained=work.trained,
     )
 
 

@@ -74,11 +74,12 @@ def _states(s: Setting) -> dict[str, _State]:
     full = s.precision == "fp32"
     gradients = f.gradient_bytes + f.bf16_gradient_copy_bytes * (s.precision in ("bf16", "fp8"))
     low = f.fp8_cache_bytes * (s.precision in ("fp8", "fp4"))
+    master, moments = 0.0 if full else f.master_bytes, s.optimizer_bytes * f.optimizer_scale
     return {
         "weights": _State(4.0 if full else f.weight_bytes + low, f.weights_sharded_from),
-        "gradients": _State(4.0 if full else gradients, f.gradients_sharded_from),
-        "master": _State(0.0 if full else f.master_bytes, f.optimizer_sharded_from),
-        "optimizer": _State(s.optimizer_bytes * f.optimizer_scale, f.optimizer_sharded_from),
+        "gradients": _State(s.trained * (4.0 if full else gradients), f.gradients_sharded_from),
+        "master": _State(s.trained * master, f.optimizer_sharded_from),
+        "optimizer": _State(s.trained * moments, f.optimizer_sharded_from),
     }
 
 

@@ -44,6 +44,7 @@ class Rates:
     host_jitter: ArrayLike
     host_norm: ArrayLike
     merges: ArrayLike
+    gathers: ArrayLike
     gradient_bytes: ArrayLike
     gather_bytes: ArrayLike
     bucket_params: ArrayLike
@@ -101,8 +102,9 @@ class Software:
 
     `style` is how far kernels are fused (eager, fused, te, compiled, xla, neuron), `attention` its
     kernel (unfused, flash1, flash: FlashAttention 2, te: cuDNN and FlashAttention 3). `merges`:
-    a token travels once to each node that has experts for it. `whole_hops`: every rank of a
-    tp group sends all of an activation to the next stage, not its slice.
+    a token travels once to each node that has experts for it, `gathers`: to all ranks of experts.
+    `whole_hops`: every rank of a tp group sends all of an activation to the next stage, not its
+    slice.
     """
 
     style: str
@@ -114,6 +116,7 @@ class Software:
     ep_overlap: bool = False
     whole_hops: bool = False
     merges: bool = True
+    gathers: bool = False
     gradient_bytes: float = 4.0
     gather_bytes: float = 2.0
     bucket_params: float = 40e6
@@ -155,6 +158,7 @@ def rates(
         host_jitter=values["host_jitter"],
         host_norm=values["host_norm"],
         merges=float(software.merges),
+        gathers=float(software.gathers),
         gradient_bytes=software.gradient_bytes,
         gather_bytes=software.gather_bytes,
         bucket_params=software.bucket_params,

@@ -20,7 +20,8 @@ class Shapes:
     """Sizes in channels, counts or tokens; `operand_bytes` of one element in a matrix product.
 
     `latent_*` are 0 without latent attention; then `qkv` is the width of the one input projection.
-    `scores` is the width that attention works on: of queries and values together.
+    `scores` is the width that attention works on: of queries and values together. `trained` is 0
+    where there is no backward, else 1.
     """
 
     layers: ArrayLike
@@ -51,6 +52,7 @@ class Shapes:
     operand_bytes: ArrayLike
     score_share: ArrayLike
     imbalance: ArrayLike
+    trained: ArrayLike = 1.0
 
     @classmethod
     def of(cls, work: Workload) -> Self:
@@ -79,6 +81,7 @@ class Shapes:
             operand_bytes=OPERAND_BYTES[work.precision],
             score_share=work.attention_share * (0.5 if work.causal and work.flash_attention else 1),
             imbalance=work.imbalance,
+            trained=float(work.trained),
         )
 
     @classmethod

@@ -13,7 +13,8 @@ from meshwright.plan.cost.candidates import Candidates
 from meshwright.plan.cost.collectives import send_s
 from meshwright.plan.cost.compute import Passes, embedding_times, head_times, rank_tokens
 from meshwright.plan.cost.constants import Constants
-from meshwright.plan.cost.layer import ELEMENT_BYTES, Layer, layer_seconds
+from meshwright.plan.cost.data import read_seconds
+from meshwright.plan.cost.layer import ELEMENT_BYTES, Layer, exposed, layer_seconds
 from meshwright.plan.cost.once import dp_seconds, optimizer_seconds
 from meshwright.plan.cost.rates import Machine, Rates, rates
 from meshwright.plan.cost.shapes import Shapes
@@ -24,9 +25,11 @@ Floats = NDArray[np.float64]
 
 # What a step is made of. `compute` includes recomputation, `tp`, `cp`, `ep`, `shard` (ZeRO-3's
 # traffic), `p2p` and `dp` are what nothing hides, `host` what chips wait for their hosts, `bubble`
-# what they wait for the pipeline, `overhead` logging, data and stragglers.
+# what they wait for the pipeline, `overhead` logging, batches and stragglers, `data` what reading
+# from storage takes longer than all the rest.
 PARTS = (
     "compute", "tp", "cp", "ep", "shard", "host", "bubble", "p2p", "dp", "optimizer", "overhead",
+    "data",
 )  # fmt: skip
 
 
@@ -48,20 +51,26 @@ def step_time(
 ) -> StepTime:
     """What a step of each candidate takes on `cluster`."""
     known = constants or Constants.shipped()
-    machine, software = Machine.of(cluster), known.software(work.framework, work.flash_attention)
-    parts = seconds(
-        Shapes.of(work), rates(known.values, known.like, machine, software, work.precision), c
-    )
-    step = parts.pop("step")
-    low, high = known.spread(machine.chip, work.moe_layers > 0)
+    chip, software = cluster.chip.name, known.software(work.framework, work.flash_attention)
+    parts = seconds(Shapes.of(work), rates_of(work, cluster, known), c)
+    busy = parts.pop("step")
+    parts["data"] = np.maximum(read_seconds(work, cluster) - busy, 0.0)
+    step = busy + parts["data"]
+    low, high = known.spread(chip, work.moe_layers > 0)
     return StepTime(
         parts=parts,
         step_s=step,
         low_s=step * low,
         high_s=step * high,
-        origin=known.origin(machine.chip),
-        assumed=known.assumed(machine.chip, software, work.precision),
+        origin=known.origin(chip),
+        assumed=known.assumed(chip, software, work.precision),
     )
+
+
+def rates_of(work: Workload, cluster: Cluster, known: Constants) -> Rates:
+    """Speeds that the framework of `work` reaches on `cluster`."""
+    software = known.software(work.framework, work.flash_attention)
+    return rates(known.values, known.like, Machine.of(cluster), software, work.precision)
 
 
 def step_parts(
@@ -88,9 +97,10 @@ def seconds(shapes: Shapes, rates: Rates, c: Candidates) -> dict[str, Floats]:
     waiting = sum(parts.values(), np.zeros_like(per_layer))
     parts["compute"] = pipeline.busy_s(stages, count) - waiting
     parts["bubble"] = pipeline.bubble_s(stages, c)
-    parts["p2p"] = hop_seconds(shapes, rates, c, count)
-    parts["dp"] = dp_seconds(shapes, rates, c, weights, layer)
-    parts["optimizer"] = optimizer_seconds(shapes, rates, c, weights)
+    parts["p2p"] = hop_seconds(shapes, rates, c, count, parts["compute"])
+    back = np.asarray(shapes.trained, float)
+    parts["dp"] = back * dp_seconds(shapes, rates, c, weights, layer)
+    parts["optimizer"] = back * optimizer_seconds(shapes, rates, c, weights)
     most = sum(parts.values(), np.zeros_like(per_layer))
     nodes = np.log2(np.maximum(c.world / 8.0, 1.0))
     parts["overhead"] = np.asarray(rates.step_s) + most * np.asarray(rates.straggling) * nodes
@@ -102,7 +112,7 @@ def _ends(shapes: Shapes, rates: Rates, c: Candidates) -> tuple[Floats, Floats]:
     """Seconds of embedding and of head for one micro-batch, forward and backward."""
 
     def both(passes: Passes) -> Floats:
-        return passes.forward_s + passes.backward_s
+        return passes.forward_s + np.asarray(shapes.trained, float) * passes.backward_s
 
     return both(embedding_times(shapes, rates, c)), both(head_times(shapes, rates, c))
 
@@ -127,11 +137,14 @@ def stage_times(
     )
 
 
-def hop_seconds(shapes: Shapes, rates: Rates, c: Candidates, count: Floats) -> Floats:
+def hop_seconds(
+    shapes: Shapes, rates: Rates, c: Candidates, count: Floats, compute: Floats
+) -> Floats:
     """Messages between stages: of each chunk of each micro-batch both ways, of which `hop_hidden`
-    runs beside compute, and once through the pipeline where nothing can."""
+    runs beside `compute`, and once through the pipeline where nothing can."""
     slices = np.where(np.asarray(rates.hop_whole) > 0, 1, c.tp)
     size = rank_tokens(shapes, c) * np.asarray(shapes.hidden) * ELEMENT_BYTES / slices
     hop = send_s(rates.network, c.world / c.pp, size)
-    steady = 2.0 * count * c.chunks * (1.0 - np.asarray(rates.hop_hidden))
-    return np.where(c.pp > 1, hop * (steady + 2.0 * (c.pp - 1)), 0.0)
+    ways = 1.0 + np.asarray(shapes.trained, float)
+    steady = exposed(hop * ways * count * c.chunks, rates.hop_hidden, compute)
+    return np.where(c.pp > 1, steady + hop * ways * (c.pp - 1), 0.0)

@@ -54,6 +54,7 @@ _FILES = ("ds_config.json", "config.json")
 def write(plan: Plan) -> Emitted:
     """`ds_config.json` and `config.json`, for HF's run_clm.py or, in a pipeline, your own."""
     _check_sharding(plan)
+    _check_precision(plan)
     _check_axes(plan)
     texts = (json.dumps(_config(plan), indent=2) + "\n", config_json(plan.spec))
     files = dict(zip(_FILES, texts, strict=True))
@@ -81,6 +82,21 @@ def _check_sharding(plan: Plan) -> None:
     if layout.offload != "none" and stage == 0:
         fix = "DeepSpeed offloads what ZeRO shards; set zero = 1, 2 or 3"
         raise refuse("offload", layout.offload, fix)
+
+
+def _check_precision(plan: Plan) -> None:
+    """Without ZeRO gradients are summed in the precision of the weights (its engine's choice of an
+    optimizer); ZeRO sums those of bf16 and fp16 in fp32 too."""
+    layout = plan.layout
+    if layout.precision == "bf16" and layout.grad_precision == "fp32" and not layout.zero_stage:
+        fix = "without ZeRO DeepSpeed sums them as bf16; set 'bf16', or zero = 1 with dp_shard"
+        raise refuse("grad_precision", "fp32", fix)
+    if layout.precision == "fp16" and not layout.zero_stage:
+        fix = "without ZeRO DeepSpeed sums fp16 gradients as fp16; set zero = 1 with dp_shard"
+        raise refuse("grad_precision", layout.grad_precision, fix)
+    if layout.precision != "bf16" and layout.grad_precision == "bf16":
+        fix = f"DeepSpeed sums those of {layout.precision} in fp32; set 'fp32', or precision 'bf16'"
+        raise refuse("grad_precision", "bf16", fix)
 
 
 def _check_axes(plan: Plan) -> None:

@@ -221,6 +221,8 @@ def model_notes(spec: ModelSpec) -> list[str]:
 
 def _script(plan: Plan, groups: Mapping[str, Arguments]) -> str:
     lines = ["#!/bin/bash", *(f"# {line}" for line in heading(plan, "Megatron-LM").splitlines())]
+    if plan.nodes > 1:
+        lines.append("# On every machine: HOST=first-machine NODE=its-number bash run.sh")
     # One queue a device keeps communication in front of compute; Megatron-FSDP needs several.
     fsdp = plan.layout.zero_stage >= 2
     connections = "unset" if fsdp else "export"
@@ -230,8 +232,9 @@ def _script(plan: Plan, groups: Mapping[str, Arguments]) -> str:
         launch |= {"node-rank": "${NODE}", "master-addr": "${HOST}", "master-port": PORT}
     for name, arguments in {"LAUNCH_ARGS": launch, **groups}.items():
         lines += [f"{name}=(", *(f"    {_argument(*item)}" for item in arguments.items()), ")"]
-    named = " ".join(f"${{{name}[@]}}" for name in groups)
-    lines += ["", f"torchrun ${{LAUNCH_ARGS[@]}} pretrain_gpt.py {named}"]
+    # Quoted: a shell may take `([0]*3+[1]*58)` for names of files.
+    named = " ".join(f'"${{{name}[@]}}"' for name in groups)
+    lines += ["", f'torchrun "${{LAUNCH_ARGS[@]}}" pretrain_gpt.py {named}']
     return "\n".join(lines) + "\n"
 
 

@@ -61,7 +61,8 @@ def _rope(spec: ModelSpec) -> Arguments:
             raise _no_word("rope_scaling", "yarn", "only with --multi-latent-attention")
         found |= _yarn(spec)
     elif spec.latent_attention:
-        found["rope-type"] = "rope"  # its latent attention stretches positions by itself
+        # It stretches positions unless told otherwise; its fused kernel asks for this type of them.
+        found |= {"rope-type": "yarn", "rotary-scaling-factor": 1.0}
     return found
 
 
@@ -70,11 +71,14 @@ def _yarn(spec: ModelSpec) -> Arguments:
     for key, value in fixed.items():
         if getattr(spec, key) != value:
             raise _no_word(key, getattr(spec, key), f"--rope-type yarn has {value} fixed")
+    mscale, all_dim = spec.rope_mscale, spec.rope_mscale_all_dim
+    if all_dim and not mscale:
+        raise _no_word("rope_mscale", mscale, f"--mscale-all-dim {all_dim} divides by its own")
     return {
         "rope-type": "yarn",
         "rotary-scaling-factor": spec.rope_factor,
-        "mscale": spec.rope_mscale,
-        "mscale-all-dim": spec.rope_mscale_all_dim,
+        "mscale": mscale if all_dim else 1.0,  # alone it does not count here, but does there
+        "mscale-all-dim": all_dim,
     }
 
 
@@ -115,10 +119,7 @@ def _experts(spec: ModelSpec) -> Arguments:
         )
     if dense := spec.first_dense_layers:
         found["moe-layer-freq"] = f"([0]*{dense}+[1]*{spec.layers - dense})"
-    if not spec.norm_top_k:
-        if spec.gate == "sigmoid":
-            raise _no_word("norm_top_k", False, "gates that are sigmoids are always normalised")
-        found["moe-router-pre-softmax"] = True
+    found |= _gate(spec)
     if spec.routed_scaling != 1.0:
         found["moe-router-topk-scaling-factor"] = spec.routed_scaling
     if spec.expert_groups > 1:
@@ -127,6 +128,20 @@ def _experts(spec: ModelSpec) -> Arguments:
     if spec.capacity_factor:
         found["moe-expert-capacity-factor"] = spec.capacity_factor
     return found
+
+
+def _gate(spec: ModelSpec) -> Arguments:
+    """Whether the weights of the chosen experts add up to 1. Sigmoids are divided by their sum
+    where there are several, and only there; a softmax over a single one is refused."""
+    if spec.gate == "sigmoid":
+        if spec.norm_top_k != (spec.top_k > 1):
+            raise _no_word(
+                "norm_top_k", spec.norm_top_k, "sigmoids add up to 1 if top_k is above 1"
+            )
+        return {}
+    if spec.norm_top_k and spec.top_k == 1:
+        raise _no_word("norm_top_k", True, "top_k = 1 needs --moe-router-pre-softmax; set false")
+    return {} if spec.norm_top_k else {"moe-router-pre-softmax": True}
 
 
 def _balance(spec: ModelSpec) -> Arguments:

@@ -48,6 +48,7 @@ WRITTEN = frozenset(
         "pp",
         "vpp",
         "ep",
+        "etp",
         "stages",
         "schedule",
         "micro_batch",
@@ -56,7 +57,6 @@ WRITTEN = frozenset(
 )
 LIMITED: Mapping[str, tuple[Any, ...]] = {
     "cp_method": ("ring",),
-    "etp": (1,),
     "zero": (0, 2, 3),
     "recompute": ("none", "selective", "full"),
     "recompute_parts": (["attention"],),
@@ -119,6 +119,9 @@ def write(plan: Plan) -> Emitted:
     check_combinations(plan)
     module, flavor = flavor_of(plan.spec)
     layout = plan.layout
+    if plan.spec.n_experts and layout.ep > 1 and layout.etp > 1:
+        fix = "torchtitan 0.3 does not cut experts that it shares out; set etp = 1, or ep = 1"
+        raise refuse("etp", layout.etp, fix)
     quantization, converters = _quantization(plan)
     text = _MODULE.format(
         heading=f'"""{heading(plan, "torchtitan 0.3")}"""',
@@ -173,6 +176,9 @@ def check_combinations(plan: Plan) -> None:
             "puts experts; lower ep, or move ranks from dp_replicate to dp_shard"
         )
         raise refuse("ep", layout.ep, fix)
+    if plan.spec.n_experts and layout.ep == 1 and layout.etp != layout.tp:
+        fix = f"without ep torchtitan cuts experts as all else; set etp = {layout.tp}, or ep > 1"
+        raise refuse("etp", layout.etp, fix)
     if layout.offload != "none" and not layout.zero_stage:
         raise refuse("offload", layout.offload, "torchtitan offloads what FSDP shards; set zero")
 
@@ -183,11 +189,12 @@ def parallelism(plan: Plan, head: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "data_parallel_replicate_degree": layout.dp_replicate,
         "data_parallel_shard_degree": layout.dp_shard,
-        "fsdp_reshard_after_forward": "never" if layout.zero_stage == 2 else "always",
         "tensor_parallel_degree": layout.tp,
         "context_parallel_degree": layout.cp,
         "pipeline_parallel_degree": layout.pp,
     }
+    if layout.zero_stage:
+        found["fsdp_reshard_after_forward"] = "never" if layout.zero_stage == 2 else "always"
     if head == "lm_head":
         found["enable_sequence_parallel"] = layout.sp
     if plan.spec.n_experts:
@@ -272,6 +279,8 @@ def notes(plan: Plan) -> tuple[str, ...]:
         found.append("offload = 'optimizer': torchtitan moves weights and gradients out too")
     if plan.spec.n_experts and (plan.spec.aux_loss or plan.spec.seq_aux_loss or plan.spec.z_loss):
         found.append("torchtitan balances experts by a bias, without a loss")
-    if plan.spec.rope_scaling != "none" or plan.spec.norm_eps != 1e-5:
+    # Its Llama 3 is that of 3.1, stretched eightfold; no key of the job changes that.
+    stretched = plan.spec.family == "llama" or plan.spec.rope_scaling != "none"
+    if stretched or plan.spec.norm_eps != 1e-5:
         found.append("rotary scaling and the norms' epsilon are those of torchtitan's flavor")
     return tuple(found)

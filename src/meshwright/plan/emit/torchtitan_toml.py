@@ -15,9 +15,9 @@ from meshwright.plan.emit.torchtitan import check_combinations as check_both
 ABILITIES = Abilities(
     framework="torchtitan-toml",
     title="torchtitan 0.2",
-    written=(WRITTEN | {"etp"}),
+    written=WRITTEN,
     limited={
-        **{key: values for key, values in LIMITED.items() if key != "etp"},
+        **LIMITED,
         "sp": (True,),
         "fp8_scaling": ("tensor", "row", "block"),
     },
@@ -34,6 +34,12 @@ def write(plan: Plan) -> Emitted:
     if module == "qwen3" and plan.layout.pp > 1:
         fix = "torchtitan 0.2 has no pipeline for qwen3; set pp = 1, or write it for torchtitan 0.3"
         raise refuse("pp", plan.layout.pp, fix)
+    if plan.layout.dp_replicate not in (1, plan.layout.world) and not plan.layout.zero_stage:
+        fix = (
+            "torchtitan 0.2 combines whole replicas with no other axis; set dp_shard > 1, or write "
+            "it for torchtitan 0.3"
+        )
+        raise refuse("dp_replicate", plan.layout.dp_replicate, fix)
     if plan.steps < 2:
         raise ConfigError("job.steps", plan.steps, "torchtitan's schedule needs at least 2 steps")
     text = toml(_tables(plan, module, flavor), heading(plan, "torchtitan 0.2"))

@@ -21,9 +21,13 @@ _STANDS_AT = {
     "max_seq_len": ("max_position_embeddings", "n_positions"),
     "tie_embeddings": ("tie_word_embeddings",),
     "rope_theta": ("rope_theta", "rope_parameters"),
+    "rope_scaling": ("rope_scaling", "rope_parameters"),
+    "rope_factor": ("rope_scaling", "rope_parameters"),
     "norm_eps": ("rms_norm_eps", "layer_norm_epsilon"),
     "n_experts": ("num_experts", "num_local_experts", "n_routed_experts"),
     "top_k": ("num_experts_per_tok",),
+    "norm_top_k": ("norm_topk_prob",),
+    "aux_loss": ("router_aux_loss_coef",),
     "expert_ffn_hidden": ("moe_intermediate_size", "intermediate_size"),
     "first_dense_layers": ("first_k_dense_replace", "mlp_only_layers"),
 }

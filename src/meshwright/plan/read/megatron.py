@@ -9,9 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.plan.read.megatron_model import put_model
+from meshwright.plan.read.megatron_pipeline import put_pipeline
 from meshwright.plan.read.reading import Draft, Keys, Reading
 
 _STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+# The flag, and how it shards where nothing is said: the older one stands for releases in which the
+# default was another than in megatron-core 0.19.
+_FSDP = {"use-megatron-fsdp": "optim_grads_params", "use-custom-fsdp": "no_shard"}
 _FP8_SCALING = {
     "delayed": "tensor",
     "tensorwise": "tensor",
@@ -36,7 +40,7 @@ def read(raw: Mapping[str, Any], source: str, world: int | None) -> Reading:
     put_model(keys, draft)
     _put_sequences(keys, draft)
     _put_tensor_axes(keys, draft)
-    _put_pipeline(keys, draft)
+    put_pipeline(keys, draft)
     _put_data(keys, draft)
     _put_precision(keys, draft)
     _put_recompute(keys, draft)
@@ -83,52 +87,18 @@ def _put_tensor_axes(keys: Keys, draft: Draft) -> None:
             draft.notes.append(f"--{name} {keys[name]} read as a ring")
 
 
-def _put_pipeline(keys: Keys, draft: Draft) -> None:
-    pp, layers = draft.layout["pp"], draft.model.get("layers")
-    if pp == 1:
-        return
-    name = "num-virtual-stages-per-pipeline-rank"
-    vpp = keys.count(name, 1) or 1
-    per_chunk = keys.count("num-layers-per-virtual-pipeline-stage")
-    if per_chunk:
-        name = "num-layers-per-virtual-pipeline-stage"
-        if not layers or layers % (pp * per_chunk):
-            fix = f"{pp} pipeline ranks x {per_chunk} layers do not divide {layers} layers"
-            raise keys.wrong(name, per_chunk, fix)
-        vpp = layers // (pp * per_chunk)
-    draft.put("layout.vpp", vpp, _origin(keys, name, 1))
-    draft.put("layout.schedule", "interleaved" if vpp > 1 else "1f1b", _origin(keys, name, 1))
-    if "pipeline-model-parallel-layout" in keys:
-        draft.notes.append("--pipeline-model-parallel-layout is not read; stages by cost instead")
-    _put_ends(keys, draft, pp * vpp)
-
-
-def _put_ends(keys: Keys, draft: Draft, stages: int) -> None:
-    """Fewer layers on the first or last pipeline rank."""
-    first = keys.count("decoder-first-pipeline-num-layers")
-    last = keys.count("decoder-last-pipeline-num-layers")
-    if not (first or last) or "layers" not in draft.model:
-        return
-    if stages != draft.layout["pp"]:
-        draft.notes.append("uneven ends of an interleaved pipeline are not read; stages by cost")
-        return
-    middle = stages - bool(first) - bool(last)
-    left = draft.model["layers"] - (first or 0) - (last or 0)
-    if middle < 1 or left % middle:
-        name = f"decoder-{'first' if first else 'last'}-pipeline-num-layers"
-        raise keys.wrong(name, first or last, f"leaves {left} layers for {middle} equal stages")
-    sizes = [first, *[left // middle] * middle, last]
-    draft.put("layout.stages", [size for size in sizes if size], "--decoder-*-pipeline-num-layers")
-
-
 def _put_data(keys: Keys, draft: Draft) -> None:
     stage, origin, copies = 0, "no --use-distributed-optimizer", 1
-    if keys.get("use-distributed-optimizer"):
+    fsdp = next((name for name in _FSDP if keys.get(name)), None)
+    if keys.get("use-distributed-optimizer") or fsdp:  # the former follows from the latter
         stage, origin = 1, "--use-distributed-optimizer"
         copies = keys.count("num-distributed-optimizer-instances", 1) or 1
-    if keys.get("use-megatron-fsdp") or keys.get("use-custom-fsdp"):
-        name = "data-parallel-sharding-strategy"
-        stage, origin = keys.one_of(name, _STRATEGIES, 0), _origin(keys, name, "no_shard")
+    if fsdp:
+        name, default = "data-parallel-sharding-strategy", _FSDP[fsdp]
+        stage, origin = keys.one_of(name, _STRATEGIES, None), _origin(keys, name, default)
+        if stage is None:
+            stage = _STRATEGIES[default]
+            draft.notes.append(f"--{name} not given: {default}, as --{fsdp} has it")
     if keys.get("use-torch-fsdp2"):
         stage, origin = 3, "--use-torch-fsdp2"
     ranks = draft.layout["tp"] * draft.layout["pp"] * draft.layout["cp"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
+from meshwright.plan.read.megatron_experts import dense_layers, put, put_experts
+from meshwright.plan.read.megatron_rope import put_rope
 from meshwright.plan.read.reading import Draft, Keys
 
 # Our key, the argument, and what Megatron assumes (None: nothing, or something worked out below).
@@ -18,18 +18,12 @@ _LATENTS = (
     ("qk_rope_head_dim", "qk-pos-emb-head-dim", 64),
     ("v_head_dim", "v-head-dim", 128),
 )
-_ROUTING = (
-    ("routed_scaling", "moe-router-topk-scaling-factor"),
-    ("capacity_factor", "moe-expert-capacity-factor"),
-    ("z_loss", "moe-z-loss-coeff"),
-    ("bias_update_rate", "moe-router-bias-update-rate"),
-)
 
 
 def put_model(keys: Keys, draft: Draft) -> None:
     """Everything of ModelSpec that the arguments give."""
     for ours, name, default in _COUNTS:
-        _put(keys, draft, ours, name, keys.count(name, default))
+        put(keys, draft, ours, name, keys.count(name, default))
     family = _family(keys)
     if family is None:
         fix = "experts without --swiglu are of no family here; add --swiglu if they are gated"
@@ -40,20 +34,15 @@ def put_model(keys: Keys, draft: Draft) -> None:
     _put_widths(keys, draft)
     _put_vocab(keys, draft)
     if family != "gpt2":
-        _put(keys, draft, "rope_theta", "rotary-base", keys.number("rotary-base", 10_000.0))
-    _put(keys, draft, "norm_eps", "norm-epsilon", keys.number("norm-epsilon", 1e-5))
-    _put(keys, draft, "dropout", "hidden-dropout", keys.number("hidden-dropout", 0.1))
+        put_rope(keys, draft)
+    put(keys, draft, "norm_eps", "norm-epsilon", keys.number("norm-epsilon", 1e-5))
+    put(keys, draft, "dropout", "hidden-dropout", keys.number("hidden-dropout", 0.1))
     if family == "deepseek_v3":
         _put_latents(keys, draft)
     if "num-experts" in keys:
-        _put_experts(keys, draft)
+        put_experts(keys, draft)
     if keys.count("mtp-num-layers", 0, least=0):
         draft.notes.append("--mtp-num-layers: the model is read without its extra layers")
-
-
-def _put(keys: Keys, draft: Draft, ours: str, name: str, value: object) -> None:
-    origin = f"--{name} {keys[name]}" if name in keys else f"--{name} {value} (default)"
-    draft.put(f"model.{ours}", value, origin)
 
 
 def _family(keys: Keys) -> str | None:
@@ -66,7 +55,7 @@ def _family(keys: Keys) -> str | None:
     if experts and normed:
         return "qwen3_moe"
     shared = "moe-shared-expert-intermediate-size" in keys
-    if experts and not shared and _dense_layers(keys) == 0:
+    if experts and not shared and dense_layers(keys) == 0:
         return "mixtral"
     return "qwen3" if normed else "llama"
 
@@ -85,12 +74,12 @@ def _put_widths(keys: Keys, draft: Draft) -> None:
         # Megatron makes a gated layer narrower, to keep its weights, in steps of 64.
         default = int(4 * hidden * 2 / 3 / 64) * 64 if keys.get("swiglu") else 4 * hidden
     name = "ffn-hidden-size"
-    _put(keys, draft, "ffn_hidden", name, keys.count(name, default))
+    put(keys, draft, "ffn_hidden", name, keys.count(name, default))
     if "kv-channels" in keys:
-        _put(keys, draft, "head_dim", "kv-channels", keys.count("kv-channels"))
+        put(keys, draft, "head_dim", "kv-channels", keys.count("kv-channels"))
     if keys.get("group-query-attention"):
         name = "num-query-groups"
-        _put(keys, draft, "kv_heads", name, keys.count(name, 1))
+        put(keys, draft, "kv_heads", name, keys.count(name, 1))
 
 
 def _put_vocab(keys: Keys, draft: Draft) -> None:
@@ -109,59 +98,11 @@ def _put_vocab(keys: Keys, draft: Draft) -> None:
 
 def _put_latents(keys: Keys, draft: Draft) -> None:
     for ours, name, default in _LATENTS:
-        _put(keys, draft, ours, name, keys.count(name, default))
+        put(keys, draft, ours, name, keys.count(name, default))
     if "q-lora-rank" in keys:
-        _put(keys, draft, "q_lora_rank", "q-lora-rank", keys.count("q-lora-rank"))
+        put(keys, draft, "q_lora_rank", "q-lora-rank", keys.count("q-lora-rank"))
     plain = keys.count("qk-head-dim", 128) or 128
     # Ours counts the channels that rotate too.
     width = plain + draft.model["qk_rope_head_dim"]
     draft.put("model.head_dim", width, f"--qk-head-dim {plain} + --qk-pos-emb-head-dim")
     draft.model.pop("kv_heads", None)
-
-
-def _put_experts(keys: Keys, draft: Draft) -> None:
-    _put(keys, draft, "n_experts", "num-experts", keys.count("num-experts"))
-    _put(keys, draft, "top_k", "moe-router-topk", keys.count("moe-router-topk", 2))
-    name = "moe-ffn-hidden-size"
-    width = keys.count(name, draft.model.get("ffn_hidden"))
-    _put(keys, draft, "expert_ffn_hidden", name, width)
-    name = "moe-shared-expert-intermediate-size"
-    shared = keys.count(name, 0, least=0) or 0
-    if shared and width:
-        if shared % width:
-            fix = f"shared experts are {width} wide here, as the routed ones; give a multiple"
-            draft.problems[name] = fix
-        _put(keys, draft, "n_shared_experts", name, max(shared // width, 1))
-    dense = _dense_layers(keys)
-    if dense is None:
-        draft.problems["moe-layer-freq"] = "only the first layers can be dense here: ([0]*3+[1]*58)"
-    _put(keys, draft, "first_dense_layers", "moe-layer-freq", dense or 0)
-    gates = {"softmax": "softmax", "sigmoid": "sigmoid"}
-    gate = keys.one_of("moe-router-score-function", gates, "softmax")
-    _put(keys, draft, "gate", "moe-router-score-function", gate)
-    groups, chosen = keys.count("moe-router-num-groups"), keys.count("moe-router-group-topk")
-    _put(keys, draft, "expert_groups", "moe-router-num-groups", groups)
-    _put(keys, draft, "top_k_groups", "moe-router-group-topk", chosen)
-    for ours, name in _ROUTING:
-        if name in keys:
-            _put(keys, draft, ours, name, keys.number(name))
-    balance = {"aux_loss": "aux_loss", "seq_aux_loss": "seq_aux_loss"}
-    loss = balance.get(str(keys.get("moe-router-load-balancing-type", "aux_loss")))
-    if loss and "moe-aux-loss-coeff" in keys:
-        _put(keys, draft, loss, "moe-aux-loss-coeff", keys.number("moe-aux-loss-coeff"))
-
-
-def _dense_layers(keys: Keys) -> int | None:
-    """Layers without experts at the start; None where experts come and go. The argument is 1, or a
-    list of 0 and 1 by layer, written out or as in `([0]*3+[1]*58)`."""
-    pattern = str(keys.get("moe-layer-freq", 1)).replace(" ", "").strip("()")
-    if pattern == "1":
-        return 0
-    layers: list[str] = []
-    for part in pattern.split("+"):
-        match = re.fullmatch(r"\[((?:[01],?)+)\](?:\*(\d+))?", part)
-        if match is None:
-            return None
-        layers += match[1].rstrip(",").split(",") * int(match[2] or 1)
-    dense = layers.index("1") if "1" in layers else len(layers)
-    return dense if "0" not in layers[dense:] else None

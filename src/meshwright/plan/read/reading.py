@@ -136,8 +136,10 @@ class Keys(Mapping[str, Any]):
     def number(self, key: str, default: float | None = None) -> float | None:
         """A number; `default` where the key is absent or "auto"."""
         value = self.get(key)
-        if value is None or value == "auto":
-            return default
+        return default if value is None or value == "auto" else self.as_number(key, value)
+
+    def as_number(self, key: str, value: object) -> float:
+        """`value` as a number: the one of `key`, or one of several that it holds."""
         number = _as_float(value)
         if number is None or isinstance(value, bool):
             raise self.wrong(key, value, "must be a number")

@@ -11,6 +11,7 @@ from typing import Any
 from meshwright.models import presets
 from meshwright.plan.read.flat import flatten
 from meshwright.plan.read.reading import Draft, Keys, Reading
+from meshwright.plan.read.torchtitan_pipeline import put_pipeline
 
 # Model and flavor there, preset here; the shapes are the same.
 _FLAVORS = {
@@ -25,15 +26,6 @@ _FLAVORS = {
     ("qwen3", "30B-A3B"): "qwen3-30b-a3b",
     ("qwen3", "235B-A22B"): "qwen3-235b-a22b",
 }
-_SCHEDULES = {
-    "1F1B": "1f1b",
-    "GPipe": "gpipe",
-    "Interleaved1F1B": "interleaved",
-    "InterleavedZeroBubble": "interleaved",
-    "LoopedBFS": "interleaved",
-    "ZBVZeroBubble": "zbv",
-    "DualPipeV": "dualpipev",
-}
 _AXES = {"tp": "tensor", "cp": "context", "pp": "pipeline", "ep": "expert"}
 
 
@@ -45,12 +37,11 @@ def read(raw: Mapping[str, Any], source: str, world: int | None) -> Reading:
     for axis, name in _AXES.items():
         key = f"parallelism.{name}_parallel_degree"
         draft.put(f"layout.{axis}", keys.count(key, 1), _origin(keys, key, 1))
-    key = "parallelism.expert_tensor_parallel_degree"
-    draft.put("layout.etp", keys.count(key, 1), _origin(keys, key, 1))
+    _put_expert_slices(keys, draft)
     if draft.layout["cp"] > 1:
         keys.get("parallelism.context_parallel_rotate_method")
         draft.put("layout.cp_method", "ring", "torchtitan passes keys and values around")
-    _put_pipeline(keys, draft)
+    put_pipeline(keys, draft)
     _put_data(keys, draft)
     _put_batch(keys, draft)
     _put_precision(keys, draft)
@@ -72,29 +63,17 @@ def _put_model(keys: Keys, draft: Draft) -> None:
         return
     for key, value in presets.shape(preset).items():
         draft.put(f"model.{key}", value, f"model.name = {name!r}, model.flavor = {flavor!r}")
+    if name == "llama3":
+        draft.notes.append("model.flavor: read without the rotary scaling of Llama 3.1")
 
 
-def _put_pipeline(keys: Keys, draft: Draft) -> None:
-    pp = draft.layout["pp"]
-    if pp == 1:
-        return
-    key = "parallelism.pipeline_parallel_schedule"
-    schedule = keys.one_of(key, _SCHEDULES, "1f1b")
-    draft.put("layout.schedule", schedule, _origin(keys, key, "1F1B"))
-    if str(keys.get(key)).lower() in ("interleavedzerobubble", "loopedbfs"):
-        draft.notes.append(f"{key} = {keys[key]!r} read as Interleaved1F1B")
-    if schedule != "interleaved":
-        return
-    # Looped schedules have 2 stages on a rank unless the layers of a stage say otherwise.
-    key, vpp = "parallelism.pipeline_parallel_layers_per_stage", 2
-    per_stage, layers = keys.count(key), draft.model.get("layers")
-    if per_stage and layers:
-        stages = -(-layers // per_stage)
-        if stages % pp or stages == pp:
-            fix = f"makes {stages} stages of {layers} layers; must be 2 x {pp} or a higher multiple"
-            raise keys.wrong(key, per_stage, fix)
-        vpp = stages // pp
-    draft.put("layout.vpp", vpp, _origin(keys, key, None))
+def _put_expert_slices(keys: Keys, draft: Draft) -> None:
+    """Experts that are not shared out are cut as all else."""
+    key, tp = "parallelism.expert_tensor_parallel_degree", draft.layout["tp"]
+    etp, origin = keys.count(key, 1), _origin(keys, key, 1)
+    if draft.layout["ep"] == 1:
+        etp, origin = tp, f"parallelism.tensor_parallel_degree = {tp}, without expert_parallel"
+    draft.put("layout.etp", etp, origin)
 
 
 def _put_data(keys: Keys, draft: Draft) -> None:

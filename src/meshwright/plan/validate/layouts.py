@@ -140,7 +140,8 @@ def _data_axes(row: Row, dp: int, sharding: str) -> tuple[int, int, int]:
     zero = 3 if re.search(r"zero-?3|fsdp|hsdp", sharding) else 2 if "zero2" in sharding else 1
     if sharding in ("none", "ddp") or (dp == 1 and zero < 3):
         return dp, 1, 0
-    shards = re.search(r"(?:shard group|degree|fsdp(?: group)?) ?(\d+)", sharding)
+    # "FSDP2" alone is PyTorch's second FSDP, not a group of two; "FSDP 2" or a degree is a size.
+    shards = re.search(r"(?:shard group|degree|fsdp(?!2\b)(?: group)?) ?(\d+)", sharding)
     noted = re.search(
         r"FSDP (?:group )?(\d+) x DP|zero1=(\d+)|HSDP \d+ x (\d+)", row.get("notes", "")
     )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from torch import Tensor, nn
 
 from meshwright.models.spec import ModelSpec
+from meshwright.plan.activations import Part, Parts
 from meshwright.train.nn.attention import build_attention
 from meshwright.train.nn.dropout import dropout
 from meshwright.train.nn.feed_forward import GeluMLP, SwiGLU
@@ -14,8 +13,6 @@ from meshwright.train.nn.moe import MoE
 from meshwright.train.nn.norm import build_norm
 from meshwright.train.nn.passing import Pass
 from meshwright.train.recompute import recomputed
-
-Part = Literal["attention", "mlp"]
 
 
 class Block(nn.Module):
@@ -33,7 +30,7 @@ class Block(nn.Module):
         self.attn = build_attention(spec)
         self.mlp_norm = build_norm(spec)
         self.mlp = _feed_forward(spec, layer)
-        self.recompute: frozenset[Part] = frozenset()
+        self.recompute: Parts = frozenset()
 
     def forward(self, x: Tensor, about: Pass) -> Tensor:
         if len(self.recompute) == 2:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from meshwright.train.autograd import apply
 from meshwright.train.nn.linear import Arithmetic, Deliver, WeightGradients
 
 Counts = list[int]
@@ -39,9 +40,7 @@ class Grouped(nn.Module):
 
         The first counts[0] rows are of group 0, and so on; a group without rows is fine.
         """
-        function: Any = _Product
-        out: Tensor = function.apply(x, getattr(self, name), counts, self, name)
-        return out
+        return apply(_Product, x, getattr(self, name), counts, self, name)
 
 
 class _Product(torch.autograd.Function):
@@ -128,9 +127,7 @@ def _groups(counts: Counts) -> Iterator[tuple[int, slice]]:
 
 def gated(gate: Tensor, up: Tensor, counts: Counts) -> Tensor:
     """silu(gate) * up, rows [n, ffn] of groups `counts`. Only the inputs are kept for backward."""
-    function: Any = _Gated
-    out: Tensor = function.apply(gate, up, counts)
-    return out
+    return apply(_Gated, gate, up, counts)
 
 
 class _Gated(torch.autograd.Function):
@@ -168,9 +165,7 @@ def spread(x: Tensor, order: Tensor, top_k: int) -> Tensor:
     `order` holds different ones of the n * top_k assignments. The gradient of a token adds up
     those of its rows in the order of its choices, whatever `order` is.
     """
-    function: Any = _Spread
-    out: Tensor = function.apply(x, order, top_k)
-    return out
+    return apply(_Spread, x, order, top_k)
 
 
 class _Spread(torch.autograd.Function):
@@ -192,9 +187,7 @@ def combine(rows: Tensor, order: Tensor, weights: Tensor) -> Tensor:
     rows [assignments, hidden], `order` as in `spread`, weights fp32 [n, top_k]. A choice without a
     row counts as zero. The result has the type of `rows`.
     """
-    function: Any = _Combine
-    out: Tensor = function.apply(rows, order, weights)
-    return out
+    return apply(_Combine, rows, order, weights)
 
 
 class _Combine(torch.autograd.Function):
@@ -227,9 +220,7 @@ def _by_token(rows: Tensor, order: Tensor, shape: tuple[int, int, int]) -> Tenso
 
 def permute(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
     """x[order], with a gradient that only moves rows; `inverse` undoes `order`."""
-    function: Any = _Permute
-    out: Tensor = function.apply(x, order, inverse)
-    return out
+    return apply(_Permute, x, order, inverse)
 
 
 class _Permute(torch.autograd.Function):

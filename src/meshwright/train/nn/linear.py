@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from meshwright.train.autograd import apply
+
 
 class Arithmetic(Protocol):
     """The products of y = x @ w.T on matrices: x [n, k], w [m, k], y and its gradient g [n, m]."""
@@ -72,6 +74,11 @@ class WeightGradients:
         if not self.holding:
             self.flush(None)
 
+    def forget(self) -> None:
+        """Drop what is queued: its step was interrupted."""
+        self.key = None
+        self._queues.clear()
+
     @torch.no_grad()
     def flush(self, key: object) -> None:
         """Make and deliver every gradient of the pass `key`."""
@@ -101,9 +108,7 @@ class Linear(nn.Module):
         """Only x @ weight.T: a partial sum when `weight` is a slice of the input axis."""
         if self.arithmetic is None and (self.later is None or not torch.is_grad_enabled()):
             return F.linear(x, self.weight)
-        function: Any = _Product
-        out: Tensor = function.apply(x, self.weight, self)
-        return out
+        return apply(_Product, x, self.weight, self)
 
     def add_bias(self, x: Tensor) -> Tensor:
         """The bias alone, once the partial sums have been added up."""

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from meshwright.models.spec import ModelSpec
+from meshwright.train.autograd import apply
 from meshwright.train.comm import Axis
 from meshwright.train.nn.passing import Pass
 
@@ -181,9 +182,7 @@ def charge(x: Tensor, penalty: Tensor, scale: float) -> Tensor:
     So a loss made inside a layer reaches its parameters without travelling to the end of the
     model. The result must be used in place of `x`.
     """
-    function: Any = _Charge
-    out: Tensor = function.apply(x, penalty, scale)
-    return out
+    return apply(_Charge, x, penalty, scale)
 
 
 class _Charge(torch.autograd.Function):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from meshwright.train.autograd import apply
 from meshwright.train.comm import Axis
 from meshwright.train.init import initial_values
 from meshwright.train.mesh import Mesh
@@ -156,6 +157,13 @@ class DataParallel:
         for reduction in self._compressed:
             reduction.forget()
 
+    def abandon(self) -> None:
+        """Forget what a step that was interrupted has left under way; `refresh` must follow."""
+        self._scatters.abandon()
+        for group in self.groups:
+            group.sums.abandon()
+            group.weights.abandon()
+
     def finish_reduction(self) -> None:
         """Wait until every gradient is the sum over the ranks that hold the same weights."""
         self._scatters.finish()
@@ -181,9 +189,7 @@ def _after_forward(
         group.weights.release()
     if not output.requires_grad:
         return output
-    gathers: Any = _GatherBeforeBackward
-    marked: Tensor = gathers.apply(output, groups, before)
-    return marked
+    return apply(_GatherBeforeBackward, output, groups, before)
 
 
 class _GatherBeforeBackward(torch.autograd.Function):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.plan.experts import Placement
+from meshwright.train.autograd import apply
 from meshwright.train.comm import Axis
 from meshwright.train.nn.boundary import Boundary, stay
 from meshwright.train.nn.grouped import permute
@@ -100,9 +101,7 @@ def _place_order(counts: Tensor, total: int) -> tuple[Tensor, Tensor]:
 def _travel(
     x: Tensor, ep: Axis, received: list[int], sent: list[int], later: WeightGradients | None
 ) -> Tensor:
-    function: Any = _Travel
-    out: Tensor = function.apply(x, ep, received, sent, later)
-    return out
+    return apply(_Travel, x, ep, received, sent, later)
 
 
 class _Travel(torch.autograd.Function):

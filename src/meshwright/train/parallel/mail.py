@@ -2,6 +2,10 @@
 
 Receives are posted in the order in which the sender sends, which follows from its schedule, so that
 they match on every kind of network. Both sides go on meanwhile.
+
+What has been sent is let go when a message shows that its receiver had it by then, which follows
+from the schedule too. To ask the network would not do: gloo knows of a send only when it is waited
+for, and with NCCL the process is far ahead of the chip.
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ class Mail:
     """The sends and receives of one pass through a schedule, on one rank.
 
     `like` gives shape, type and device of what travels. At most `window` sends to a rank are under
-    way; a receiver is never further behind than the micro-batches in flight.
+    way or not known to be done; a receiver is never further behind than the micro-batches in
+    flight.
     """
 
     mesh: Mesh
@@ -41,19 +46,21 @@ class Mail:
     window: int
     _due: dict[int, deque[Message]] = field(default_factory=dict)
     _posted: dict[Message, _Transfer] = field(default_factory=dict)
-    _sent: dict[int, deque[_Transfer]] = field(default_factory=dict)
+    _sent: dict[int, dict[Message, _Transfer]] = field(default_factory=dict)
+    _shown: dict[Message, list[Message]] = field(default_factory=dict)
     _local: dict[Message, Tensor] = field(default_factory=dict)
 
     def expect(self, orders: Sequence[Sequence[Action]]) -> None:
         """Learn from every rank's order what will come from whom."""
         me = self.mesh.at.pp
         for peer, order in enumerate(orders):
-            self._due[peer] = deque(self.wiring.sent(order, peer, me))
+            replies = dict(self.wiring.replies(order, peer, me))
+            self._due[peer] = deque(replies)
+            self._shown |= replies
 
     def post(self, message: Message) -> None:
         """Be ready to receive `message`, and with it all that its sender sends before it."""
-        before = message.stage + (1 if message.kind == "gradient" else -1)
-        peer = self.wiring.rank_of(before)
+        peer = self.wiring.sender_of(message)
         while (
             peer != self.mesh.at.pp and message not in self._posted and message in self._due[peer]
         ):
@@ -68,6 +75,9 @@ class Mail:
         self.post(message)
         transfer = self._posted.pop(message)
         transfer.pending.wait()
+        sent = self._sent.get(self.wiring.sender_of(message), {})
+        for done in self._shown.pop(message):
+            _let_go(sent, done)
         return transfer.buffer
 
     def give(self, message: Message, x: Tensor) -> None:
@@ -76,19 +86,25 @@ class Mail:
         if peer == self.mesh.at.pp:
             self._local[message] = x
             return
-        sent = self._sent.setdefault(peer, deque())
+        sent = self._sent.setdefault(peer, {})
         if len(sent) >= self.window:
-            sent.popleft().pending.wait()
-        sent.append(_Transfer(x, self._axis(self.mesh.at.pp, peer).send(x, peer)))
+            _let_go(sent, next(iter(sent)))
+        sent[message] = _Transfer(x, self._axis(self.mesh.at.pp, peer).send(x, peer))
 
     def finish(self) -> None:
         """Wait until everything has been received."""
         for sent in self._sent.values():
-            for transfer in sent:
-                transfer.pending.wait()
+            for message in list(sent):
+                _let_go(sent, message)
 
     def _axis(self, source: int, target: int) -> Axis:
         return self.mesh.down if source < target else self.mesh.up
+
+
+def _let_go(sent: dict[Message, _Transfer], message: Message) -> None:
+    """Once `message` has gone, forget it, unless a full window has had it forgotten already."""
+    if message in sent:
+        sent.pop(message).pending.wait()
 
 
 def open_channels(mesh: Mesh, wiring: Wiring, device: torch.device) -> None:

@@ -31,6 +31,10 @@ class Wiring:
         """Place in the pipeline of the rank that runs `stage`."""
         return rank_of(stage, self.schedule, self.pp)
 
+    def sender_of(self, message: Message) -> int:
+        """Place in the pipeline of the rank that sends `message`."""
+        return self.rank_of(message.stage + (1 if message.kind == "gradient" else -1))
+
     def needs(self, action: Action) -> Message | None:
         """What `action` waits for from another stage; None at the ends of the pipeline."""
         if action.kind == "forward":
@@ -52,7 +56,20 @@ class Wiring:
 
     def sent(self, order: Sequence[Action], rank: int, to: int) -> Iterator[Message]:
         """The messages that `rank`, which executes `order`, sends `to` another, as they go out."""
+        return (message for message, _ in self.replies(order, rank, to))
+
+    def replies(
+        self, order: Sequence[Action], rank: int, to: int
+    ) -> Iterator[tuple[Message, list[Message]]]:
+        """The messages of `sent`, each with those from `to` that `rank` has taken before it sends
+        it, and after it sent the one before."""
+        if rank == to:
+            return
+        taken: list[Message] = []
         for action in order:
-            message = self.gives(action)
-            if message is not None and rank != to and self.rank_of(message.stage) == to:
-                yield message
+            needed, message = self.needs(action), self.gives(action)
+            if needed is not None and self.sender_of(needed) == to:
+                taken.append(needed)
+            if message is not None and self.rank_of(message.stage) == to:
+                yield message, taken
+                taken = []

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from meshwright.base.pulse import Phase
 from meshwright.plan.schedule import Action
 from meshwright.train.documents import document_ids, positions_in_documents
 from meshwright.train.loss import HeadLoss, count_valid
@@ -35,12 +36,13 @@ class StepSums:
 
 @dataclass(frozen=True)
 class RunKind:
-    """What a pass through a schedule is for: `training` keeps what gradients need and counts
-    routing; gradients are those of `loss_scale` times the loss; `draws` is what dropout goes by."""
+    """What a pass through a schedule is for: `gradients`, those of `loss_scale` times the loss, for
+    which activations are kept; or to count the `routing` alone; or neither, an evaluation. `draws`
+    is what dropout goes by."""
 
-    training: bool
+    gradients: bool
     loss_scale: float = 1.0
-    counting: bool = True
+    routing: bool = True
     draws: Draws | None = None
 
 
@@ -100,7 +102,7 @@ class Pipeline:
         batches = batches.to(self._feed.device, non_blocking=True)
         state = self._begin(orders, mine, batches, kind)
         needs = [self._wiring.needs(action) for action in mine]
-        with torch.set_grad_enabled(kind.training):
+        with torch.set_grad_enabled(kind.gradients):
             for i, action in enumerate(mine):
                 for message in needs[i : i + 2]:
                     if message is not None:
@@ -133,7 +135,13 @@ class Pipeline:
         order = order.to(device, non_blocking=True)
         return _State(kind, mail, StepSums(zero.clone(), zero.clone()), last, order)
 
+    def abandon(self) -> None:
+        """Forget a pass that was interrupted."""
+        self._later.forget()
+
     def _execute(self, state: _State, i: int, action: Action, batches: Tensor) -> None:
+        phase = Phase.FORWARD if action.kind == "forward" else Phase.BACKWARD
+        self._mesh.clock.enter(phase)
         if action.kind == "forward":
             self._forward(state, action, batches[action.micro_batch])
             return
@@ -156,7 +164,7 @@ class Pipeline:
     def _forward(self, state: _State, action: Action, tokens: Tensor) -> None:
         model, needed = self._stages[action.stage], self._wiring.needs(action)
         received = None if needed is None else state.mail.take(needed)
-        if received is not None and state.kind.training:
+        if received is not None and state.kind.gradients:
             received = received.detach().requires_grad_()
         inputs, targets, about = self._passing(model, tokens, state)
         if state.kind.draws is not None:
@@ -172,7 +180,7 @@ class Pipeline:
             state.sums.tokens += count_valid(targets)
         elif (message := self._wiring.gives(action)) is not None:
             state.mail.give(message, output.detach())
-        if state.kind.training:
+        if state.kind.gradients:
             key = (action.stage, action.micro_batch)
             state.in_flight[key] = _InFlight(received, output)
 
@@ -191,7 +199,7 @@ class Pipeline:
             order=order,
             documents=documents,
             places=places,
-            training=kind.training or kind.counting,
+            training=kind.gradients or kind.routing,
             loss_scale=kind.loss_scale,
         )
         return inputs[:, order], targets[:, order], about

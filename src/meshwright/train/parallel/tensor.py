@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from meshwright.train.autograd import apply
 from meshwright.train.comm import Axis
 from meshwright.train.nn.attention import Attention, LatentAttention
 from meshwright.train.nn.boundary import Boundary, stay
@@ -115,12 +116,11 @@ def scatter_sequence(x: Tensor, how: TensorParallel) -> Tensor:
 class _Boundary:
     """An autograd function with the settings that it takes."""
 
-    function: Any
+    function: type[torch.autograd.Function]
     how: TensorParallel
 
     def __call__(self, x: Tensor) -> Tensor:
-        out: Tensor = self.function.apply(x, self.how)
-        return out
+        return apply(self.function, x, self.how)
 
 
 class _GatherSequence(torch.autograd.Function):

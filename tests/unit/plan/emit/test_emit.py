@@ -6,6 +6,7 @@ import ast
 import json
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from meshwright.plan.emit.abilities import Abilities, meaning
 from meshwright.plan.job import load_job
 from meshwright.plan.layout import Layout
 from meshwright.plan.read import read
+from meshwright.plan.stages import stage_layers
 
 
 def plan(model: str = "llama3-8b", batch: int = 128, **layout: Any) -> Plan:
@@ -41,6 +43,8 @@ def written(folder: Path, emitted: Emitted) -> dict[str, Path]:
 def kept(table: Abilities, layout: Layout, spec: ModelSpec) -> dict[str, Any]:
     """What the configuration holds of a layout."""
     held = meaning(layout, spec)
+    if "stages" in held:  # left out, they follow from what layers cost
+        held["stages"] = [len(stage) for stage in stage_layers(spec, layout, 4096)]
     return {key: held[key] for key in held if key not in table.left_out}
 
 
@@ -156,6 +160,10 @@ REFUSED = [
     ("deepspeed", {"dp_replicate": 2, "dp_shard": 4, "zero": 2}, "dp_replicate", "zero = 3"),
     ("deepspeed", {"dp_shard": 4, "pp": 2, "tp": 2, "sp": False, "zero": 1}, "tp", "pp = 1"),
     ("deepspeed", {"dp_shard": 8, "precision": "fp8"}, "precision", "megatron"),
+    ("deepspeed", {"dp_replicate": 8, "precision": "bf16"}, "grad_precision", "zero = 1"),
+    ("deepspeed", {"dp_replicate": 8, "precision": "fp16"}, "grad_precision", "zero = 1"),
+    ("deepspeed", {"dp_shard": 8, "grad_precision": "bf16"}, "grad_precision", "'fp32'"),
+    ("torchtitan-toml", {"dp_replicate": 4, "tp": 2}, "dp_replicate", "dp_shard > 1"),
     ("megatron", {"dp_shard": 2, "pp": 4, "schedule": "zbv", "zero": 1}, "schedule", "torchtitan"),
     ("megatron", {"dp_shard": 4, "pp": 2, "schedule": "interleaved", "vpp": 2, "zero": 1}, "pp",
      "1f1b"),
@@ -197,6 +205,51 @@ def test_models_that_a_framework_lacks_are_refused(framework: str, model: str, k
     with pytest.raises(ConfigError) as caught:
         emit(framework, plan(model, dp_replicate=8, zero=0))
     assert caught.value.key == key and "megatron" in caught.value.fix
+
+
+def test_weights_of_chosen_experts_that_megatron_cannot_have_are_refused() -> None:
+    spec = presets.preset("mixtral-8x7b")
+    for changes, says in (
+        ({"top_k": 1}, "--moe-router-pre-softmax"),
+        ({"gate": "sigmoid", "norm_top_k": False}, "top_k is above 1"),
+        ({"gate": "sigmoid", "top_k": 1}, "top_k is above 1"),
+    ):
+        wrong = replace(
+            plan("mixtral-8x7b", dp_shard=8, zero=1), spec=spec.model_copy(update=changes)
+        )
+        with pytest.raises(ConfigError, match=says) as caught:
+            emit("megatron", wrong)
+        assert caught.value.key == "model.norm_top_k"
+
+
+def test_megatron_normalises_as_the_plan_says() -> None:
+    script = emit("megatron", plan("deepseek-v2-lite", dp_shard=8, zero=1)).files["run.sh"]
+    assert "--moe-router-pre-softmax\n" in script
+    script = emit("megatron", plan("deepseek-v3", dp_shard=8, zero=1)).files["run.sh"]
+    assert "--moe-router-pre-softmax" not in script
+    # Its fused rotary kernel asks for this type; by a factor of 1 nothing is stretched.
+    assert "--rope-type yarn\n    --rotary-scaling-factor 1.0\n" in script
+
+
+def test_arguments_reach_megatron_as_they_are_written() -> None:
+    """A shell would look for files called `([0]*3+[1]*58)`."""
+    script = emit("megatron", plan("deepseek-v3", dp_shard=16, zero=1)).files["run.sh"]
+    assert '"${MODEL_ARGS[@]}"' in script and " ${MODEL_ARGS[@]}" not in script
+    assert "HOST=first-machine NODE=its-number bash run.sh" in script
+
+
+@pytest.mark.parametrize("framework", ["torchtitan", "torchtitan-toml"])
+def test_torchtitan_cuts_experts_that_it_does_not_share_out(framework: str) -> None:
+    emit(framework, plan("qwen3-30b-a3b", dp_shard=4, tp=2, etp=2))
+    emit(framework, plan("qwen3-30b-a3b", dp_shard=4, tp=2, ep=8))
+    with pytest.raises(ConfigError, match="set etp = 2, or ep > 1"):
+        emit(framework, plan("qwen3-30b-a3b", dp_shard=4, tp=2))
+    both = plan("qwen3-30b-a3b", dp_shard=4, tp=2, etp=2, ep=4)
+    if framework == "torchtitan":
+        with pytest.raises(ConfigError, match="set etp = 1, or ep = 1"):
+            emit(framework, both)
+    else:
+        assert "expert_tensor_parallel_degree = 2" in emit(framework, both).files["train.toml"]
 
 
 def test_experts_are_not_split_where_that_would_be_dropped() -> None:
