@@ -39,6 +39,18 @@ class Kind(StrEnum):
     RUN_FINISHED = "run_finished"  # * step, wall_s
     RUN_FAILED = "run_failed"  # * error
     MODEL_EXPORTED = "model_exported"  # * path
+    MEMBER_UP = "member_up"  # member, addresses: its listener is open (memory only)
+    SPARE_READY = "spare_ready"  # member: it could take over now
+    PEER_GONE = "peer_gone"  # peer (member): its stream has ended (memory only; a hint, no verdict)
+    EXECUTING = "executing"  # member, epoch, step: runs again after a new table (memory only)
+    TAKEOVER_DONE = "takeover_done"  # * epoch, ranks, cause, detected_s, takeover_s, step
+    RESIZED = "resized"  # * epoch, step, before, after (labels of layouts), resize_s
+    REDUNDANCY = "redundancy"  # kind_of, bytes (held for others), seconds (of a step)
+    HANG = "hang"  # * rank, member, step, phase, stalled_s
+    STRAGGLER = "straggler"  # * rank, member, busy_ratio (to the median of its like)
+    CORRUPT = "corrupt"  # * rank, member, step, what disagreed
+    ALERT = "alert"  # * what, node: seen once, nothing was done about it
+    ADVICE = "advice"  # * advice (one line)
 
 
 @dataclass(frozen=True)
@@ -101,6 +113,10 @@ class WorkerContext:
     store_fd: int | None  # the listening socket, on rank 0 only: it hosts the store
     event_fd: int  # where messages go
     args: dict[str, Any] = field(default_factory=dict)  # for the entry point; plain JSON
+    member: int = -1  # number of this process, once and for ever; -1: as its rank
+    orders_fd: int | None = None  # where tables come from; None: the run does not survive a loss
+    pulse_fd: int | None = None  # memory shared with the agent (base/pulse.py)
+    secret: str = ""  # of the run: peers prove that they know it
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,17 @@ from meshwright.base.errors import MeshwrightError
 from meshwright.cli import (
     calibrate,
     check,
+    drill,
     dryrun,
     generate,
+    job,
     plan,
     predict,
     report,
     train,
     validate,
 )
+from meshwright.cli import run as run_command
 
 app = typer.Typer(
     name="meshwright",
@@ -35,6 +38,9 @@ app.command("predict")(predict.predict)
 app.command("dryrun")(dryrun.dryrun)
 app.command("calibrate")(calibrate.calibrate)
 app.command("report")(report.report)
+app.command("drill")(drill.drill)
+app.add_typer(job.job, name="job")
+app.command("run", context_settings=run_command.CONTEXT)(run_command.run)
 app.command("generate")(generate.generate)
 app.command("validate")(validate.validate)
 

@@ -70,8 +70,9 @@ class Session:
         if reason := why_not_exported(self.job):
             note = f"no model folder will be written: {reason}"
             self.console.print(note, markup=False, highlight=False, soft_wrap=True)
+        first = 0 if checkpoint is None else Reader(checkpoint).step  # it may be gone afterwards
         outcome = self._train(plan, checkpoint, start)
-        self._remember_speed(plan, checkpoint)
+        self._remember_speed(plan, first)
         if outcome.status is Status.FINISHED:
             self.export()
         self._report()
@@ -159,9 +160,8 @@ class Session:
             plan["peak_flops_per_chip"] = message["peak_flops_per_chip"]
             self._write_plan(plan)
 
-    def _remember_speed(self, plan: dict[str, Any], checkpoint: Path | None) -> None:
+    def _remember_speed(self, plan: dict[str, Any], first: int) -> None:
         """What this incarnation measured makes later predictions for its cluster better."""
-        first = 0 if checkpoint is None else Reader(checkpoint).step
         metrics = [line for line in read_lines(self.rundir.metrics) if line["step"] > first]
         peak = plan["peak_flops_per_chip"] or 0.0
         try:

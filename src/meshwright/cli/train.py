@@ -17,16 +17,15 @@ from meshwright.cli.options import AsJson, Overrides, log_console, print_json
 from meshwright.cli.session import (
     IDENTITY_FILE,
     MODEL_FOLDER,
-    WORKER,
     Session,
+    start_engine,
     why_not_exported,
 )
 from meshwright.cli.start import refuse_bad_start
 from meshwright.conduct.conductor import Outcome, Status
-from meshwright.conduct.local import LocalEngine
-from meshwright.conduct.rundir import RunDir
+from meshwright.conduct.rundir import RunDir, living_agents
 from meshwright.conduct.signals import StopSignals
-from meshwright.plan.job import check_resume, load_job
+from meshwright.plan.job import Job, check_resume, load_job
 from meshwright.watch.history import read_run
 from meshwright.watch.summary import summary
 
@@ -69,7 +68,7 @@ def _start(
     job = load_job(job_file, override)
     if run_dir:
         RunDir.refuse_taken(run_dir)  # before the data, which may take a while
-    with LocalEngine.start(WORKER) as engine:  # imports torch while the data is prepared
+    with start_engine(job) as engine:  # imports torch while the data is prepared
         refuse_bad_start(job)
         data = prepare_job(job, console)
         made = RunDir.create_at(run_dir) if run_dir else RunDir.create(_RUNS, job.job.name)
@@ -84,6 +83,8 @@ def _go_on(
     with RunDir.open_existing(run) as rundir:
         job = load_job(run / "job.toml", override)
         check_resume(load_job(run / "job.toml"), job)
+        if living_agents(run):
+            return _adopt(run, rundir, job, override, console, signals), run
         checkpoint = latest(rundir.checkpoints)
         if checkpoint is None:
             raise InputError(f"{run}: has no checkpoint yet; start it anew from its job file")
@@ -93,11 +94,31 @@ def _go_on(
                 f"{run}: has done all of job.steps = {job.job.steps}; "
                 f"go further with -o job.steps={2 * job.job.steps}"
             )
-        with LocalEngine.start(WORKER) as engine:  # only for a run that will be gone on with
+        with start_engine(job) as engine:  # only for a run that will be gone on with
             data = prepare_job(job, console)
             _refuse_changed_data(run, data)
             session = Session(engine, rundir, job, data, console, signals)
             return (session.finish() if done else session.run(checkpoint.path)), run
+
+
+def _adopt(
+    run: Path,
+    rundir: RunDir,
+    job: Job,
+    override: list[str] | None,
+    console: Console,
+    signals: StopSignals,
+) -> Outcome:
+    """Be the conductor of a run that has lost its own, and trains all the same."""
+    if override:
+        raise InputError(
+            f"-o {override[0]}: the workers of {run} still train, and keep the job they began "
+            "with; leave it out, or stop the run first"
+        )
+    with start_engine(job) as engine:
+        data = prepare_job(job, console)
+        _refuse_changed_data(run, data)
+        return Session(engine, rundir, job, data, console, signals, adopt=True).run(None)
 
 
 def _refuse_changed_data(run: Path, data: JobData) -> None:

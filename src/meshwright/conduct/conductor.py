@@ -199,8 +199,8 @@ class _Conductor:
         lost = {"kind": Kind.RANK_LOST, "rank": death.rank, "step": step, "pid": death.pid}
         name = None if death.signal is None else signal_name(death.signal)
         self.store({**lost, "signal": name, "exit_code": death.code, "log": str(log)})
-        last_line = _last_line(log, self.log_start_bytes[death.rank])
-        return self.conclude(Status.FAILED, describe(death, step, last_line, log))
+        said = last_line(log, self.log_start_bytes[death.rank])
+        return self.conclude(Status.FAILED, describe(death, step, said, log))
 
     def conclude(self, status: Status, error: str | None) -> Outcome:
         """Write the last event of this incarnation."""
@@ -229,7 +229,7 @@ def _plain(line: str) -> str:
     return re.sub(r"^meshwright\.base\.errors\.\w+: ", "", line)
 
 
-def _last_line(log: Path, start_bytes: int) -> str:
+def last_line(log: Path, start_bytes: int) -> str:
     """The last line with anything on it that was written after `start_bytes`."""
     try:
         with log.open("rb") as file:

@@ -12,39 +12,30 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import faulthandler
 import gc
 import importlib
 import json
-import mmap
 import os
-import re
 import selectors
 import signal
 import socket
-import struct
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from meshwright.base.errors import RunError
 from meshwright.base.events import WorkerContext
+from meshwright.conduct.forking import (
+    Ends,
+    Entry,
+    become_worker,
+    reap,
+    require_single_thread,
+    resolve,
+)
 from meshwright.conduct.protocol import Exit, LineBuffer, die_with_parent, encode, log_path
-
-Entry = Callable[[WorkerContext], object]
-
-# Written by a worker into memory shared with the launcher as its last act: the Unix time at which
-# its entry point ended (0: it never did), whether it returned rather than raised, and whether it
-# raised because a peer was lost.
-_END = struct.Struct("d??")
-
-# How the loss of a peer reads in the words of the system, and of gloo and its store (torch 2.13),
-# which raise RuntimeError for it.
-_PEER_LOST = re.compile("closed by peer|reset by peer|Broken pipe|Timed out waiting", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -56,7 +47,7 @@ class _Launch:
     log_dir: Path
     args: dict[str, Any]
     store: socket.socket
-    ends: mmap.mmap
+    ends: Ends
 
 
 @dataclass(frozen=True)
@@ -74,7 +65,7 @@ class Launcher:
         self._event_fd = event_fd
         self._pid = os.getpid()
         self._workers: dict[int, _Worker] = {}
-        self._ends = mmap.mmap(-1, _END.size)
+        self._ends = Ends(1)
         # poll() rather than epoll: it holds no descriptor that workers would share.
         self._selector = selectors.PollSelector()
         self._selector.register(control, selectors.EVENT_READ)
@@ -111,7 +102,7 @@ class Launcher:
             self._say("refused", error=f"{len(self._workers)} workers of a launch still run")
             return
         try:
-            entry = _resolve(request["entry"])
+            entry = resolve(request["entry"])
             require_single_thread(request["entry"])
             self._fork_all(entry, request)
         except Exception as error:
@@ -123,7 +114,7 @@ class Launcher:
 
     def _fork_all(self, entry: Entry, request: dict[str, Any]) -> None:
         world, log_dir = request["world"], Path(request["log_dir"])
-        self._ends = mmap.mmap(-1, world * _END.size)
+        self._ends = Ends(world)
         # Listening before anyone is forked: no rank can come too early to its rendezvous.
         with socket.create_server(("127.0.0.1", 0), backlog=max(128, 2 * world)) as store:
             launch = _Launch(entry, world, log_dir, request["args"], store, self._ends)
@@ -141,7 +132,10 @@ class Launcher:
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            self._be_worker(rank, launch)
+            log = log_path(launch.log_dir, rank)
+            become_worker(
+                self._pid, log, launch.ends, rank, launch.entry, lambda: self._context(rank, launch)
+            )
         return pid
 
     def _watch(self, worker: _Worker) -> None:
@@ -150,18 +144,14 @@ class Launcher:
 
     def _reap(self, worker: _Worker) -> tuple[int | None, int | None]:
         """Exit code or signal of a worker, which is forgotten; waits until it is dead."""
-        status = os.waitid(os.P_PIDFD, worker.pidfd, os.WEXITED)
-        assert status is not None  # only WNOHANG may give None
         self._selector.unregister(worker.pidfd)
-        os.close(worker.pidfd)
         del self._workers[worker.rank]
-        by_itself = status.si_code == os.CLD_EXITED
-        return (status.si_status, None) if by_itself else (None, status.si_status)
+        return reap(worker.pidfd)
 
     def _report_exit(self, worker: _Worker) -> None:
         seen_ts = time.time()
         code, number = self._reap(worker)
-        ended_ts, returned, peer_lost = _END.unpack_from(self._ends, worker.rank * _END.size)
+        ended_ts, returned, peer_lost = self._ends.read(worker.rank)
         end = Exit(worker.rank, worker.pid, code, number, returned, ended_ts or seen_ts, peer_lost)
         self._say("exit", **asdict(end))
 
@@ -176,87 +166,12 @@ class Launcher:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(worker.pidfd, number)
 
-    def _be_worker(self, rank: int, launch: _Launch) -> NoReturn:
-        """The whole life of a forked worker; never returns into the launcher's loop."""
-        code = 1
-        try:
-            die_with_parent()
-            if os.getppid() != self._pid:  # the launcher died before the line above
-                os._exit(1)
-            self._control.close()
-            _restore_signals()
-            _send_output_to(log_path(launch.log_dir, rank))
-            code = _run_entry(self._context(rank, launch), launch)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            with contextlib.suppress(OSError):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(code)
-
     def _context(self, rank: int, launch: _Launch) -> WorkerContext:
+        self._control.close()
         port = launch.store.getsockname()[1]
         store_fd = launch.store.detach() if rank == 0 else None
         launch.store.close()
         return WorkerContext(rank, launch.world, port, store_fd, self._event_fd, launch.args)
-
-
-def _run_entry(context: WorkerContext, launch: _Launch) -> int:
-    """The exit code of the worker, after its end is on record and its traceback in the log."""
-    failure: BaseException | None = None
-    try:
-        launch.entry(context)
-    except BaseException as error:
-        failure = error
-    end = (time.time(), failure is None, failure is not None and _tells_of_peer(failure))
-    _END.pack_into(launch.ends, context.rank * _END.size, *end)
-    if failure is None:
-        return 0
-    traceback.print_exception(failure)
-    if "\n" in str(failure):  # the last line of a log is what people are shown
-        sys.stderr.write(f"{type(failure).__name__}: {str(failure).splitlines()[0]}\n")
-    if isinstance(failure, SystemExit) and not isinstance(failure.code, str):
-        return int(failure.code or 0)
-    return 1
-
-
-def _tells_of_peer(failure: BaseException) -> bool:
-    """Whether the exception that began it all, before any raised while handling it, is a loss."""
-    while (earlier := failure.__cause__ or failure.__context__) is not None:
-        failure = earlier
-    return isinstance(failure, ConnectionError) or bool(_PEER_LOST.search(str(failure)))
-
-
-def _restore_signals() -> None:
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-def _send_output_to(path: Path) -> None:
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-    # Line by line, so that a killed worker leaves what it printed.
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    faulthandler.enable()
-
-
-def _resolve(entry: str) -> Entry:
-    module, _, function = entry.partition(":")
-    found: Entry = getattr(importlib.import_module(module), function)
-    return found
-
-
-def require_single_thread(imported: str) -> None:
-    """Raise RunError if this process has threads, which forked workers would deadlock on."""
-    threads = len(list(Path("/proc/self/task").iterdir()))
-    if threads != 1:
-        raise RunError(f"importing {imported} left {threads} threads; a launcher may have only one")
 
 
 def main() -> None:

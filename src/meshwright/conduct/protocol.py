@@ -46,6 +46,7 @@ class Exit:
     returned: bool
     ts: float
     peer_lost: bool = False
+    member: int = -1  # of a run that survives: which process had the rank
 
     @property
     def failed(self) -> bool:
@@ -58,6 +59,11 @@ class LineBuffer:
 
     def __init__(self) -> None:
         self._rest = b""
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """What has come of a line that has no end yet."""
+        return len(self._rest)
 
     def feed(self, data: bytes) -> list[bytes]:
         """The lines that `data` completes, without line ends; empty lines are skipped."""
@@ -84,6 +90,11 @@ def parse_message(line: bytes) -> Message | None:
 def log_path(log_dir: Path, rank: int) -> Path:
     """Where standard output and error of a rank go."""
     return log_dir / f"rank-{rank}.log"
+
+
+def member_log_path(log_dir: Path, member: int) -> Path:
+    """Where those of a member of a run that survives go, whatever ranks it holds."""
+    return log_dir / f"member-{member}.log"
 
 
 def signal_name(number: int) -> str:

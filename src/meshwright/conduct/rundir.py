@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +22,9 @@ from meshwright.base.errors import InputError, RunError
 from meshwright.base.events import Kind
 from meshwright.conduct.protocol import Message, encode
 
+ADDRESS_FILE = "conductor.json"  # where agents of a run that survives find its conductor
+SECRET_FILE = ".secret"  # by which they know each other
+_AGENT_LOCK = ".agent-"
 _ENVELOPE = ("ts", "kind", "rank")  # of a worker's message; not part of a line of metrics
 
 
@@ -136,6 +140,27 @@ class RunDir:
         line = {key: value for key, value in message.items() if key not in _ENVELOPE}
         _append(self.metrics, line)
 
+    def secret(self) -> str:
+        """What only the conductor and the agents of this run know; made when first asked for."""
+        path = self.path / SECRET_FILE
+        if not path.exists():
+            partial = path.with_name(f"{SECRET_FILE}.partial")
+            partial.touch(mode=0o600)
+            partial.write_text(secrets.token_hex(32))
+            partial.replace(path)
+        return path.read_text()
+
+    def generation(self) -> int:
+        """How many conductors this run has had that spoke to agents."""
+        try:
+            return int(json.loads((self.path / ADDRESS_FILE).read_text())["generation"])
+        except (OSError, ValueError, KeyError):
+            return 0
+
+    def last_step(self) -> int:
+        """The last step with metrics; 0 if none."""
+        return max((line["step"] for line in read_lines(self.metrics)), default=0)
+
     def drop_metrics_after(self, step: int) -> None:
         """Forget the steps after `step`, which a resumed run does again."""
         kept = (line for line in read_lines(self.metrics) if line["step"] <= step)
@@ -170,6 +195,31 @@ class RunDir:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def lock_agent(run: Path, node: int) -> int:
+    """The descriptor by which the agent of `node` shows that it lives."""
+    lock = os.open(run / f"{_AGENT_LOCK}{node}", os.O_RDWR | os.O_CREAT, 0o644)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
+def living_agents(run: Path) -> list[int]:
+    """The nodes whose agents live, whoever started them."""
+    return sorted(
+        int(lock.name.removeprefix(_AGENT_LOCK))
+        for lock in run.glob(f"{_AGENT_LOCK}*")
+        if _is_held(lock)
+    )
+
+
+def _is_held(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def read_lines(path: Path) -> Iterator[Message]:

@@ -11,6 +11,7 @@ from meshwright.base.errors import ConfigError
 from meshwright.plan.activations import recompute_plan
 from meshwright.plan.expert_rules import check_experts, divisors
 from meshwright.plan.layout import V_SCHEDULES, Layout, expert_grid
+from meshwright.plan.resilience import check_survivable, keeping
 
 if TYPE_CHECKING:
     from meshwright.plan.job import Job
@@ -30,6 +31,9 @@ def check_job(job: Job) -> None:
     _check_batch(job)
     _check_precision(job.layout)
     _check_recompute(job)
+    if job.resilience.survives:
+        check_survivable(job.layout)
+        keeping(job.layout, job.resilience.redundancy, bool(job.model.n_experts))
 
 
 def _check_axes(job: Job) -> None:

@@ -6,17 +6,90 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from functools import cached_property
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-Collective = Callable[..., dist.Work | None]
+from meshwright.base.pulse import Phase
 
 # Renamed in torch 2.13; the older name does the same.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class Work(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> object:
+        """Block until it is done; what was to arrive is there."""
+
+
+class Group(Protocol):
+    """What carries the collectives of one group of ranks. Buffers must live, and what is sent must
+    not be written to, until they have been waited for."""
+
+    def all_reduce(self, x: Tensor, largest: bool = False) -> Work:
+        """`x` becomes the sum, or the largest of each element, over the group."""
+
+    def all_gather(self, out: Tensor, x: Tensor) -> Work:
+        """`out` [size * n, ...] becomes every rank's `x` [n, ...] in rank order."""
+
+    def all_to_all(
+        self, out: Tensor, x: Tensor, out_rows: list[int] | None, in_rows: list[int] | None
+    ) -> Work:
+        """Exchange rows of `x` for rows of `out`; None: the same number with each rank."""
+
+    def send(self, x: Tensor, index: int) -> Work:
+        """Send `x` to the rank at place `index` of the group."""
+
+    def receive(self, out: Tensor, index: int) -> Work:
+        """Receive what the rank at place `index` sends next."""
+
+
+@dataclass(frozen=True)
+class TorchGroup:
+    """A process group of torch (NCCL, gloo); None is the default group."""
+
+    ranks: tuple[int, ...]
+    group: dist.ProcessGroup | None
+
+    def all_reduce(self, x: Tensor, largest: bool = False) -> Work:
+        """See `Group`."""
+        op = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+        return _under_way(dist.all_reduce(x, op=op, group=self.group, async_op=True))
+
+    def all_gather(self, out: Tensor, x: Tensor) -> Work:
+        """See `Group`."""
+        return _under_way(_all_gather_single(out, x, group=self.group, async_op=True))
+
+    def all_to_all(
+        self, out: Tensor, x: Tensor, out_rows: list[int] | None, in_rows: list[int] | None
+    ) -> Work:
+        """See `Group`."""
+        rows = (out_rows, in_rows)
+        return _under_way(dist.all_to_all_single(out, x, *rows, group=self.group, async_op=True))
+
+    def send(self, x: Tensor, index: int) -> Work:
+        """See `Group`."""
+        return _under_way(dist.isend(x, dst=self.ranks[index], group=self.group))
+
+    def receive(self, out: Tensor, index: int) -> Work:
+        """See `Group`."""
+        return _under_way(dist.irecv(out, src=self.ranks[index], group=self.group))
+
+
+def _under_way(work: dist.Work | None) -> Work:
+    assert work is not None  # torch gives none to ranks outside of the group alone
+    return work
+
+
+class Watch(Protocol):
+    """Who follows what this rank is at."""
+
+    def enter(self, phase: Phase) -> None:
+        """That comes now. May raise what ends the step."""
 
 
 @dataclass
@@ -28,6 +101,7 @@ class Clock:
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
+    watch: Watch | None = None
     _stalls: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
 
     @contextmanager
@@ -54,6 +128,11 @@ class Clock:
             end.record()
             self._stalls.append((start, end))
 
+    def enter(self, phase: Phase) -> None:
+        """Tell who watches what comes now."""
+        if self.watch is not None:
+            self.watch.enter(phase)
+
     def add(self, name: str, seconds: float) -> None:
         """Add `seconds` to phase `name`."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
@@ -74,7 +153,7 @@ class Pending:
 
     def __init__(
         self,
-        work: dist.Work | None,
+        work: Work | None,
         clock: Clock,
         finish: Callable[[], object] | None = None,
     ) -> None:
@@ -95,12 +174,13 @@ class Pending:
 class Axis:
     """One axis of the mesh as this rank sees it. With one rank every collective is a no-op.
 
-    `ranks` are the global ranks of the group in order, `index` this rank's place among them.
+    `ranks` are the global ranks of the group in order, `index` this rank's place among them. A
+    process group stands for the `TorchGroup` of it, None for that of the default group.
     """
 
     ranks: tuple[int, ...]
     index: int
-    group: dist.ProcessGroup | None
+    group: Group | dist.ProcessGroup | None
     clock: Clock
 
     @property
@@ -114,11 +194,11 @@ class Axis:
 
     def all_reduce_max(self, x: Tensor) -> None:
         """Largest value of each element over the axis, in place."""
-        Pending(self._start(partial(dist.all_reduce, op=dist.ReduceOp.MAX), x), self.clock).wait()
+        self._start(lambda group: group.all_reduce(x, largest=True)).wait()
 
     def start_all_reduce(self, x: Tensor) -> Pending:
         """As `all_reduce`, under way when this returns."""
-        return Pending(self._start(dist.all_reduce, x), self.clock)
+        return self._start(lambda group: group.all_reduce(x))
 
     def all_gather(self, out: Tensor, x: Tensor) -> None:
         """`out` [size * n, ...] becomes every rank's `x` [n, ...] in rank order."""
@@ -128,7 +208,7 @@ class Axis:
         """As `all_gather`, under way when this returns; `out` must not be `x`."""
         if self.size == 1:
             out.copy_(x)
-        return Pending(self._start(_all_gather_single, out, x), self.clock)
+        return self._start(lambda group: group.all_gather(out, x))
 
     def reduce_scatter(self, out: Tensor, x: Tensor) -> None:
         """`out` [n, ...] becomes this rank's slice of the sum of `x` [size * n, ...]."""
@@ -144,9 +224,11 @@ class Axis:
             out.copy_(x)
             return Pending(None, self.clock)
         slices = torch.empty_like(x)
-        work = self._start(dist.all_to_all_single, slices, x)
         parts = slices.view(self.size, *out.shape)
-        return Pending(work, self.clock, lambda: torch.sum(parts, dim=0, out=out))
+        return self._start(
+            lambda group: group.all_to_all(slices, x, None, None),
+            finish=lambda: torch.sum(parts, dim=0, out=out),
+        )
 
     def all_to_all(self, out: Tensor, x: Tensor, out_rows: list[int], in_rows: list[int]) -> None:
         """Send `in_rows[i]` rows of `x` to rank i, receive `out_rows[i]` rows of `out` from it."""
@@ -158,20 +240,26 @@ class Axis:
         """As `all_to_all`, under way when this returns."""
         if self.size == 1:
             out.copy_(x)
-        return Pending(self._start(dist.all_to_all_single, out, x, out_rows, in_rows), self.clock)
+        return self._start(lambda group: group.all_to_all(out, x, out_rows, in_rows))
 
     def send(self, x: Tensor, index: int) -> Pending:
         """Send `x` to the rank at place `index` of the axis; `x` must live until it is done."""
-        with self.clock.phase("comm"):
-            return Pending(dist.isend(x, dst=self.ranks[index], group=self.group), self.clock)
+        return self._start(lambda group: group.send(x, index))
 
     def receive(self, out: Tensor, index: int) -> Pending:
         """Receive into `out` what the rank at place `index` sends next to this one."""
-        with self.clock.phase("comm"):
-            return Pending(dist.irecv(out, src=self.ranks[index], group=self.group), self.clock)
+        return self._start(lambda group: group.receive(out, index))
 
-    def _start(self, collective: Collective, *args: Any) -> dist.Work | None:
+    @cached_property
+    def _carrier(self) -> Group:
+        if self.group is None or isinstance(self.group, dist.ProcessGroup):
+            return TorchGroup(self.ranks, self.group)
+        return self.group
+
+    def _start(
+        self, begin: Callable[[Group], Work], finish: Callable[[], object] | None = None
+    ) -> Pending:
         if self.size == 1:
-            return None
+            return Pending(None, self.clock, finish)
         with self.clock.phase("comm"):
-            return collective(*args, group=self.group, async_op=True)
+            return Pending(begin(self._carrier), self.clock, finish)

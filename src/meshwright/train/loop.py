@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import torch
 
 from meshwright.base.errors import RunError
-from meshwright.base.events import EventWriter, Kind, Metrics, RankProfile
+from meshwright.base.events import Kind, Metrics, RankProfile
+from meshwright.base.pulse import Phase
 from meshwright.checkpoint import store
+from meshwright.checkpoint.store import Commit
 from meshwright.data.windows import TrainSamples, Windows
 from meshwright.train.batches import held_out_batches, step_batches
 from meshwright.train.gradients import Vote
@@ -20,6 +25,7 @@ from meshwright.train.state import owned_state, save, trainer_meta
 from meshwright.train.trainer import Trainer
 
 _PROFILE_EVERY = 20  # steps between two reports of a rank's time split
+_CHECK_EVERY = 10  # steps between two looks at whether ranks that hold the same agree
 
 
 @dataclass(frozen=True)
@@ -31,49 +37,104 @@ class RunInputs:
     checkpoints: Path
     baselines: dict[str, float]
     peak_flops: float
+    predicted_step_time_s: float | None = None
 
 
 class StopFlag:
     """Set by SIGTERM: the run ends after the step under way."""
 
-    def __init__(self) -> None:
-        self.requested = False
+    def __init__(self, also: Callable[[], bool] = lambda: False) -> None:
+        """`also` says whether it has been asked for in another way."""
+        self._asked, self._also = False, also
         signal.signal(signal.SIGTERM, self._request)
 
     def _request(self, _signal: int, _frame: object) -> None:
-        self.requested = True
+        self._asked = True
+
+    @property
+    def requested(self) -> bool:
+        """Whether to stop."""
+        return self._asked or self._also()
+
+
+class Says(Protocol):
+    """Where what a rank says goes: see `base.events.EventWriter`."""
+
+    def emit(self, kind: Kind, **fields: Any) -> None:
+        """Say it."""
+
+
+@dataclass
+class Progress:
+    """The steps that have been taken, and up to which has been done what follows on a step.
+    `ending`: the last vote was to stop."""
+
+    step: int
+    evaluated: int
+    saved: int
+    checked: int
+    ending: bool = False
 
 
 class TrainLoop:
     """Drives a `Trainer` from its first step of this incarnation to the last."""
 
-    def __init__(self, trainer: Trainer, inputs: RunInputs, events: EventWriter) -> None:
+    def __init__(
+        self, trainer: Trainer, inputs: RunInputs, events: Says, stop: StopFlag | None = None
+    ) -> None:
         self.trainer, self.inputs, self.events = trainer, inputs, events
         self.job, self.mesh = trainer.job, trainer.mesh
-        self.stop = StopFlag()
+        self.stop = stop or StopFlag()
+        self.progress = Progress(0, 0, 0, 0)
+        self.begin_step: Callable[[int], object] = lambda _: None  # told of each step, from 1
+        self.check: Callable[[int], object] = lambda _: None  # all ranks, after some steps
+        self.also_report: Callable[[], object] = lambda: None
+        self.said: list[dict[str, object]] = []  # since the last checkpoint, which keeps it
+        self.noted = 0  # the last step that has been spoken of
+        self._begun_s = time.perf_counter()
         self._profile = _ProfileSums()
-        self._said: list[dict[str, object]] = []  # since the last checkpoint, which keeps it
 
     def run(self, first_step: int) -> None:
         """Take steps `first_step` + 1 to the last. Raises RunError if the loss is not finite."""
-        steps = self.job.job.steps
-        for step in range(first_step + 1, steps + 1):
-            agreed = self._step(step)
-            last = step == steps or agreed.stop
-            if step % self.job.job.eval_every == 0 or step == steps:
-                self._evaluate(step)
-            if step % self.job.checkpoint.every == 0 or last:
-                self._save(step)
-            if step % _PROFILE_EVERY == 0 or last:
-                self._report_profile(step)
-            if agreed.stop and step < steps:
-                if self.mesh.rank == 0:
-                    self.events.emit(Kind.RUN_INTERRUPTED, step=step)
-                return
+        self.trainer.applied = first_step
+        self.progress = Progress(first_step, first_step, first_step, first_step)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """From what `progress` says has been done, to the end. It may be called again after an
+        exception, once the trainer is between two steps and `progress` says which."""
+        while True:
+            step = self.progress.step
+            self._follow_up(step)
+            if self._over(step):
+                break
+            self.progress.ending = self._step(step + 1).stop
+            self.progress.step = step + 1
+        if self.mesh.rank == 0 and step < self.job.job.steps:
+            self.events.emit(Kind.RUN_INTERRUPTED, step=step)
+
+    def _over(self, step: int) -> bool:
+        return step >= self.job.job.steps or self.progress.ending
+
+    def _follow_up(self, step: int) -> None:
+        """What is due after `step` and has not been done."""
+        job, done = self.job, self.progress
+        if step > done.evaluated and (step % job.job.eval_every == 0 or step == job.job.steps):
+            self._evaluate(step)
+        done.evaluated = max(done.evaluated, step)
+        if step > done.saved and (step % job.checkpoint.every == 0 or self._over(step)):
+            self._save(step)
+        done.saved = max(done.saved, step)
+        if step > done.checked and step % _CHECK_EVERY == 0:
+            self.check(step)
+        done.checked = max(done.checked, step)
+        if self._profile.steps and (step % _PROFILE_EVERY == 0 or self._over(step)):
+            self._report_profile(step)
 
     def _step(self, step: int) -> Vote:
         self.events.emit(Kind.PROGRESS, step=step)
-        clock, start = self.mesh.clock, time.perf_counter()
+        self.begin_step(step)
+        clock, self._begun_s = self.mesh.clock, time.perf_counter()
         clock.take()
         with clock.phase("data"):
             batches = step_batches(self.job, self.mesh, self.inputs.train, step - 1)
@@ -85,18 +146,24 @@ class TrainLoop:
             )
         with clock.phase("optimizer"):
             moves = self.trainer.update(step - 1, agreed)
-        wall_s = time.perf_counter() - start
-        spent = clock.take()
-        self._profile.add(wall_s, spent)
-        if self.mesh.rank == 0 and not agreed.finite:
-            scale = self.trainer.loss_scale.scale
-            self._say(Kind.STEP_SKIPPED, step=step, loss_scale=scale)
-        elif self.mesh.rank == 0:
-            self._report_step(step, agreed, wall_s, spent)
+        self.note(step, agreed)
         if self._speaks_for_stage:
             for move in moves:
                 self.events.emit(Kind.EXPERTS_MOVED, step=step, **asdict(move))
         return agreed
+
+    def note(self, step: int, agreed: Vote) -> None:
+        """Say how `step`, which counts, went; once."""
+        if step <= self.noted:
+            return
+        self.noted = step
+        wall_s, spent = time.perf_counter() - self._begun_s, self.mesh.clock.take()
+        self._profile.add(wall_s, spent)
+        if not agreed.finite:
+            scale = self.trainer.loss_scale.scale
+            self._say(Kind.STEP_SKIPPED, step=step, loss_scale=scale)
+        else:
+            self._report_step(step, agreed, wall_s, spent)
 
     @property
     def _speaks_for_stage(self) -> bool:
@@ -113,31 +180,42 @@ class TrainLoop:
             tokens=agreed.tokens,
             tokens_per_s=tokens_per_s,
             step_time_s=wall_s,
-            mfu=flops / (self.job.layout.world * self.inputs.peak_flops),
+            mfu=flops / (self.job.layout.world * (self.inputs.peak_flops or math.inf)),
             grad_norm=agreed.grad_norm,
             lr=learning_rate(self.job.optimizer, step - 1, self.job.job.steps),
             data_wait_s=spent.get("data", 0.0),
             comm_wait_s=spent.get("comm", 0.0),
-            predicted_step_time_s=None,
+            predicted_step_time_s=self.inputs.predicted_step_time_s,
             router_loss=agreed.router_loss,
         )
         self._say(Kind.METRICS, **asdict(metrics))
 
     def _say(self, kind: Kind, **fields: Any) -> None:
-        """Emit what a resumed run would miss if the conductor died before it was written down."""
-        self._said.append({"kind": kind, **fields})
-        self.events.emit(kind, **fields)
+        """Keep on every rank, and emit on the first, what a resumed run would miss if the conductor
+        or that rank died before it was written down."""
+        self.said.append({"kind": kind, **fields})
+        if self.mesh.rank == 0:
+            self.events.emit(kind, **fields)
+
+    def say_again(self) -> None:
+        """After another member was the first rank: what that may have kept to itself."""
+        if self.mesh.rank == 0:
+            for kept in self.said:
+                self.events.emit(Kind(str(kept["kind"])), **_fields(kept))
 
     def _evaluate(self, step: int) -> None:
+        self.mesh.clock.enter(Phase.EVALUATE)
         found = self.trainer.evaluate(held_out_batches(self.job, self.mesh, self.inputs.held_out))
-        if self.mesh.rank == 0:
-            self._say(Kind.EVALUATED, step=step, **asdict(found), **self.inputs.baselines)
+        self._say(Kind.EVALUATED, step=step, **asdict(found), **self.inputs.baselines)
 
     def _save(self, step: int) -> None:
+        self.mesh.clock.enter(Phase.CHECKPOINT)
         start, root = time.perf_counter(), self.inputs.checkpoints
-        saved = save(root, step, self.mesh, owned_state(self.trainer), self._meta(step))
-        self._said = []
-        if saved is not None:
+        saved = self._saved_before(step)
+        if saved is None:
+            saved = save(root, step, self.mesh, owned_state(self.trainer), self._meta(step))
+        self.said = []
+        if saved is not None and self.mesh.rank == 0:
             store.retain(root, self.job.checkpoint.keep)
             self.events.emit(
                 Kind.CHECKPOINT_COMMITTED,
@@ -146,12 +224,22 @@ class TrainLoop:
                 save_s=time.perf_counter() - start,
             )
 
+    def _saved_before(self, step: int) -> Commit | None:
+        """The commit of `step`, on all ranks, if the first finds it: it was published, and then
+        something kept the ranks from going on."""
+        found = torch.zeros(1)
+        commits = {commit.step: commit for commit in store.commits(self.inputs.checkpoints)}
+        if self.mesh.rank == 0:
+            found += step in commits
+        self.mesh.world.all_reduce(found)
+        return commits.get(step) if found.item() else None
+
     def _meta(self, step: int) -> dict[str, object]:
         return {
             "seed": self.job.job.seed,
             "data_position": step * self.job.data.global_batch,
             "layout": self.job.layout.label,
-            "said": self._said,
+            "said": self.said,
             **trainer_meta(self.trainer),
         }
 
@@ -161,9 +249,14 @@ class TrainLoop:
         wire, plain = self.trainer.data.take_compressed_bytes()
         profile = replace(profile, grad_wire_bytes=wire, grad_plain_bytes=plain)
         self.events.emit(Kind.RANK_PROFILE, **asdict(profile))
+        self.also_report()
         if self._speaks_for_stage:
             for load in self.trainer.routing.loads(step):
                 self.events.emit(Kind.EXPERT_LOAD, **asdict(load))
+
+
+def _fields(said: dict[str, object]) -> dict[str, Any]:
+    return {key: value for key, value in said.items() if key != "kind"}
 
 
 @dataclass

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from meshwright.plan.job import OptimizerSection
-from meshwright.train.parallel.flat import FlatGroup
 
 
 def learning_rate(settings: OptimizerSection, step: int, steps: int) -> float:
@@ -41,6 +42,22 @@ class _Part:
         return self.grad.to(self.master.device, self.master.dtype)
 
 
+class Updated(Protocol):
+    """What is updated as one: a master shard, its gradient, and how much of it decays."""
+
+    @property
+    def master(self) -> Tensor:
+        """fp32."""
+
+    @property
+    def grad(self) -> Tensor:
+        """As long as the master."""
+
+    @property
+    def decay_size(self) -> int:
+        """Elements at its start that take weight decay."""
+
+
 class MasterOptimizer:
     """AdamW over the fp32 master shards; no decay on norms and biases. arXiv 1711.05101.
 
@@ -49,7 +66,7 @@ class MasterOptimizer:
     first torch optimizer that a process makes imports the compiler: 2.4 s of CPU on each rank.
     """
 
-    def __init__(self, groups: list[FlatGroup], settings: OptimizerSection) -> None:
+    def __init__(self, groups: Sequence[Updated], settings: OptimizerSection) -> None:
         self._settings = settings
         self.moments = [(torch.zeros_like(g.master), torch.zeros_like(g.master)) for g in groups]
         self._decayed: list[_Part] = []

@@ -50,6 +50,16 @@ class Routing:
             self._mesh.lanes.all_reduce(packed)
             self._counts = dict(zip(self.layers, packed, strict=True))
 
+    @property
+    def packed_counts(self) -> Tensor | None:
+        """Assignments of the last step, int64 [layers, experts]; None without experts."""
+        return torch.stack(list(self._counts.values())) if self._counts else None
+
+    def learn_from(self, packed: Tensor) -> None:
+        """`learn` from the `packed_counts` of another rank of the stage."""
+        self._counts = dict(zip(self.layers, packed, strict=True))
+        self.learn()
+
     def seed(self) -> None:
         """Loads of the first step, from a forward pass over its own tokens."""
         for layer, moe in self.layers.items():

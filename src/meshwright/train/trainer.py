@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from meshwright.base.pulse import Phase
 from meshwright.plan.job import Job
 from meshwright.plan.schedule import Orders, build, forwards_only
 from meshwright.train.assembly import assemble
@@ -22,6 +24,16 @@ from meshwright.train.precision.scaling import LossScale, LossScaleSettings
 from meshwright.train.replacing import Move
 
 _UNSCALED = LossScaleSettings(initial=1.0, largest=1.0)
+
+
+class Redundancy(Protocol):
+    """Who keeps the state of other ranks in step with this one's."""
+
+    def log(self) -> None:
+        """This rank's gradients are whole, and the vote is next. Raises Interrupted."""
+
+    def apply(self, rate: float | None, divisor: float) -> None:
+        """The step counts, at learning rate `rate`; None: it was skipped. Asks nobody."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +64,11 @@ class Trainer:
         self._scale_unit = 2.0 ** math.ceil(math.log2(batch_tokens)) if fp16 else 1.0
         self.loss_scale = LossScale.start(self._scaling)
         self._made_orders: dict[tuple[str, int], Orders] = {}
+        self.applied = 0  # steps that are in the weights, skipped ones included
+        self.reduced: int | None = None  # the step whose summed gradients are whole here
+        self.agreed: tuple[int, Vote] | None = None  # the last step that was voted on, from 0
+        self._seeded_before = False
+        self.redundancy: Redundancy | None = None
 
     def initialise(self) -> None:
         """Give every weight its initial value, the same for every layout."""
@@ -63,7 +80,8 @@ class Trainer:
         `batches` [micro_batches, micro_batch, seq_len + 1] are this data-parallel rank's tokens.
         Dropout draws anew for every `step`.
         """
-        draws = self._draws(batches, step)
+        draws, self.reduced = self._draws(batches, step), None
+        self._seeded_before = self.routing.seeded
         if self.routing.needs_seed:
             self._count_only(batches, draws)
             self.routing.seed()
@@ -71,28 +89,59 @@ class Trainer:
         self.routing.begin_step()
         scale = self._gradient_scale
         orders = self._orders(build, len(batches))
-        kind = RunKind(training=True, loss_scale=scale, draws=draws)
+        kind = RunKind(gradients=True, loss_scale=scale, draws=draws)
         sums = self.pipeline.run(orders, batches, kind)
+        self.mesh.clock.enter(Phase.REDUCE)
         self.data.finish_reduction()
         finish_gradients(self.data.groups, self.mesh)
         self.routing.sum_counts()
-        return vote(self.data.groups, sums, self.mesh, stop, scale)
+        self.reduced = step
+        if self.redundancy is not None:
+            self.redundancy.log()
+        self.mesh.clock.enter(Phase.VOTE)
+        agreed = vote(self.data.groups, sums, self.mesh, stop, scale)
+        self.agreed = (step, agreed)
+        return agreed
 
     def update(self, step: int, agreed: Vote) -> list[Move]:
         """Clip and apply the gradients of step `step` (from 0); experts that changed places after
         it. In fp16 a step whose gradients overflowed only lowers the loss scale."""
+        self.mesh.clock.enter(Phase.OPTIMIZER)
+        if not self.apply(step, agreed):
+            return []
+        self.data.refresh()
+        return self.replacer.after_step(self.routing.counts)
+
+    def apply(self, step: int, agreed: Vote) -> bool:
+        """The part of `update` that asks nobody: from here on the step is in this rank's state, but
+        for the weights in use, which `data.refresh` has follow. Whether anything was learnt."""
         scale = self._gradient_scale
         self.loss_scale = self.loss_scale.after(agreed.finite, self._scaling)
         if self._gradient_scale != scale:
             self.data.forget_compression_losses()
-        if not agreed.finite:
-            return []
+        self.applied = step + 1
+        self.routing.seeded = True
         settings = self.job.optimizer
-        rate = learning_rate(settings, step, self.job.job.steps)
-        self.optimizer.step(rate, gradient_divisor(agreed, settings.grad_clip, scale))
-        self.data.refresh()
+        rate = learning_rate(settings, step, self.job.job.steps) if agreed.finite else None
+        divisor = gradient_divisor(agreed, settings.grad_clip, scale) if agreed.finite else 1.0
+        if self.redundancy is not None:
+            self.redundancy.apply(rate, divisor)
+        if rate is None:
+            return False
+        self.optimizer.step(rate, divisor)
         self.routing.learn()
-        return self.replacer.after_step(self.routing.counts)
+        return True
+
+    def abandon(self) -> None:
+        """Put everything between two steps back as if the step had not begun, whatever it was
+        interrupted at. Gradients that were whole already (`reduced`) stay, and so does a vote.
+        Call `data.refresh` before the next forward, on all ranks."""
+        torch.set_grad_enabled(True)  # whatever block has been left by an exception in its exit
+        self.pipeline.abandon()
+        self.data.abandon()
+        self.routing.seeded = self._seeded_before
+        for model in self.stages.values():
+            model.zero_grad(set_to_none=True)
 
     @property
     def _gradient_scale(self) -> float:
@@ -107,7 +156,7 @@ class Trainer:
     def evaluate(self, batches: Tensor) -> Evaluation:
         """Mean loss over this and all other ranks' `batches`, shaped as for `gradients`."""
         sums = self.pipeline.run(
-            self._forwards(batches), batches, RunKind(training=False, counting=False)
+            self._forwards(batches), batches, RunKind(gradients=False, routing=False)
         )
         self.data.release()
         agreed = vote([], sums, self.mesh, stop=False)
@@ -126,7 +175,7 @@ class Trainer:
     def _count_only(self, batches: Tensor, draws: Draws | None) -> None:
         """Route the step's tokens without training: only the counts are wanted."""
         self.routing.begin_step()
-        kind = RunKind(training=False, draws=draws)
+        kind = RunKind(gradients=False, draws=draws)
         self.pipeline.run(self._forwards(batches), batches, kind)
         self.data.release()
         self.routing.sum_counts()

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
+# The first backward pass imports it, for a second: once here instead of on every forked rank.
+import torch.fx.experimental.symbolic_shapes
+
 from meshwright.base.events import EventWriter, Kind, WorkerContext
-from meshwright.data.store import open_store
-from meshwright.data.windows import TrainSamples, Windows
 from meshwright.plan.job import Job
 from meshwright.train.comm import Clock
 from meshwright.train.device import (
@@ -23,28 +21,17 @@ from meshwright.train.device import (
     pick_device,
     threads_per_worker,
 )
-from meshwright.train.loop import RunInputs, TrainLoop
+from meshwright.train.inputs import TrainArgs, open_inputs, open_samples, start
+from meshwright.train.loop import TrainLoop
+from meshwright.train.member import Member
 from meshwright.train.mesh import Mesh, build_mesh
 from meshwright.train.precision.apply import COMPUTE_DTYPES
-from meshwright.train.state import load_state
 from meshwright.train.trainer import Trainer
+
+__all__ = ["TrainArgs", "joined", "main", "open_samples"]
 
 _JOIN_TIMEOUT = timedelta(seconds=120)
 _COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-
-
-@dataclass(frozen=True)
-class TrainArgs:
-    """What `main` needs, as plain values. `resume_from` is a checkpoint folder or None,
-    `end_of_text` the token that ends a document."""
-
-    job: dict[str, Any]
-    train_prefix: str
-    held_out_prefix: str
-    checkpoints: str
-    resume_from: str | None
-    baselines: dict[str, float]
-    end_of_text: int
 
 
 @contextmanager
@@ -77,8 +64,11 @@ def main(context: WorkerContext) -> None:
     """Train: the entry point of `meshwright train`. `context.args` are those of `TrainArgs`."""
     args = TrainArgs(**context.args)
     job = Job.model_validate(args.job)
-    events = EventWriter(context.event_fd, context.rank)
     torch.set_num_threads(threads_per_worker(context.world))
+    if context.orders_fd is not None:
+        Member(context, args, job).run()
+        return
+    events = EventWriter(context.event_fd, context.rank)
     peak = 0.0
     if context.rank == 0:  # the others wait for its store meanwhile
         dtype = COMPUTE_DTYPES[job.layout.precision]
@@ -86,22 +76,6 @@ def main(context: WorkerContext) -> None:
     with joined(context, job) as mesh:
         device = pick_device(context.rank, context.world)
         trainer = Trainer(job, mesh, device, args.end_of_text)
-        first_step = 0
-        if args.resume_from is None:
-            trainer.initialise()
-        else:
-            first_step = load_state(trainer, Path(args.resume_from))
+        first_step = start(trainer, args.resume_from)
         events.emit(Kind.RANK_READY, step=first_step, peak_flops_per_chip=peak or None)
-        inputs = RunInputs(
-            train=open_samples(args.train_prefix, job),
-            held_out=Windows(open_store(Path(args.held_out_prefix)), job.data.seq_len),
-            checkpoints=Path(args.checkpoints),
-            baselines=args.baselines,
-            peak_flops=peak,
-        )
-        TrainLoop(trainer, inputs, events).run(first_step)
-
-
-def open_samples(prefix: str, job: Job) -> TrainSamples:
-    """The training samples of `job` from the token store at `prefix`."""
-    return TrainSamples(Windows(open_store(Path(prefix)), job.data.seq_len), job.job.seed)
+        TrainLoop(trainer, open_inputs(args, job, peak), events).run(first_step)

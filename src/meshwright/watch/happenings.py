@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from meshwright.base.events import Kind
 from meshwright.watch.formats import duration, layer_range, ordinary
 from meshwright.watch.history import JsonObject
+from meshwright.watch.survival import survival_words
 
 _ENVELOPE = ("ts", "seq", "run", "incarnation", "kind", "rank", "step")
-_BAD = (Kind.RANK_LOST, Kind.RUN_FAILED)
+_BAD = (Kind.RANK_LOST, Kind.RUN_FAILED, Kind.HANG, Kind.CORRUPT)
 _FIGURES = (Kind.RANK_PROFILE, Kind.EXPERT_LOAD)  # drawn, not listed
 
 
@@ -73,6 +74,8 @@ def _event_row(together: Sequence[JsonObject], start: float) -> EventRow:
 
 def _detail(together: Sequence[JsonObject]) -> str:
     event, several = together[-1], len(together) > 1
+    if told := survival_words(event):
+        return told
     match event.get("kind"):
         case Kind.EXPERTS_MOVED:
             return _moved_words(together)

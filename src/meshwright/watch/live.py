@@ -24,6 +24,7 @@ from meshwright.watch.experts import imbalance_words
 from meshwright.watch.formats import duration, ordinary, percent, si, size
 from meshwright.watch.layout_words import layout_facts, model_size
 from meshwright.watch.live_state import LiveState, number, sparkline
+from meshwright.watch.survival import survival_words
 
 _REDRAW_S = 0.25
 _LINE_S = 5.0
@@ -114,6 +115,9 @@ class LiveView:
 
     def _print_if_due(self, message: Mapping[str, Any]) -> None:
         state = self.state
+        if told := survival_words(message):
+            self._print(f"step {message.get('step', state.step)}  {told}")
+            return
         match message.get("kind"):
             case Kind.RUN_STARTED:
                 self._print(self._title + (f" · from step {state.step}" if state.step else ""))
@@ -209,6 +213,8 @@ class LiveView:
         if state.grad_sent_bytes:
             sent, saved = size(state.grad_sent_bytes), size(state.grad_saved_bytes)
             found["gradients"] = f"{sent} sent, {saved} saved"
+        if state.survived:
+            found["takeovers"] = f"{len(state.survived)}, last: {state.survived[-1]}"
         if state.skipped:
             scale = ordinary(state.loss_scale)
             last = state.skipped[-1]

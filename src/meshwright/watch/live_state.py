@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from meshwright.base.events import Kind
+from meshwright.watch.survival import survival_words
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _RATE_WINDOW = 50
@@ -33,6 +34,7 @@ class LiveState:
     _paces: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_RATE_WINDOW))
     skipped: list[int] = field(default_factory=list)
     loss_scale: float = math.nan
+    survived: list[str] = field(default_factory=list)  # takeovers, in words
     moved: int = 0  # experts that changed places
     grad_sent_bytes: float = 0.0  # by compressed reductions, over all ranks
     grad_saved_bytes: float = 0.0
@@ -64,6 +66,9 @@ class LiveState:
             case Kind.RANK_LOST:
                 self.ready.discard(message["rank"])
                 self.status = f"lost rank {message['rank']}"
+            case Kind.TAKEOVER_DONE:
+                self.survived.append(survival_words(message) or "")
+                self.status = "running"
             case Kind.RUN_FINISHED:
                 self.status = "finished"
             case Kind.RUN_FAILED:

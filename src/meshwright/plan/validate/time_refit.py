@@ -1,5 +1,5 @@
 """`python -m meshwright.plan.validate.time_refit`: fits `constants.toml` again and says how far the
-fit is from runs that it has not seen. Some four minutes; `make validate` runs it."""
+fit is from runs that it has not seen. Some four minutes, by hand after a change of the model."""
 
 from __future__ import annotations
 

@@ -33,6 +33,10 @@ class Scatters:
         while self._queue:
             self._queue.popleft().settle()
 
+    def abandon(self) -> None:
+        """Forget those under way."""
+        self._queue.clear()
+
 
 @dataclass(frozen=True)
 class _Scattering:
@@ -137,3 +141,11 @@ class Accumulator:
         if self._reduction is not None:
             self._reduction.wait()
             self._reduction = None
+
+    def abandon(self) -> None:
+        """Forget what is under way. `grad` stays; the next step begins it anew."""
+        self._scattering.clear()
+        self._reduction = None
+        self._waiting = set()
+        if self._sharded:
+            self._full = None

@@ -64,6 +64,13 @@ class FullWeights:
         if self._gathering is not None:
             self.gather()
 
+    def abandon(self) -> None:
+        """Forget a gathering that was interrupted; `start_refresh` begins anew."""
+        self._gathering = None
+        if self._frees:
+            self._resize(0)
+            self._present = False
+
     def _start(self) -> Pending:
         mine = self._master.to(self.buffer.device, self.buffer.dtype)
         return self._shards.start_all_gather(self.buffer, mine)

@@ -1,0 +1,71 @@
+"""What the conductor sees of members through the heartbeats of their agents, and judges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from meshwright.conduct.beats import at_work, decode_sample, progress_key
+from meshwright.conduct.members import State
+from meshwright.conduct.muster import Muster
+from meshwright.conduct.stragglers import StepLog, Straggler
+from meshwright.conduct.verdicts import Frozen, Sample, Verdict, judge
+
+
+@dataclass
+class Bench:
+    """The newest sample of every member, and the times of the last steps."""
+
+    muster: Muster
+    samples: dict[int, Sample] = field(default_factory=dict)
+    step_log: StepLog = field(default_factory=StepLog)
+    _progress: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)
+    _named: set[int] = field(default_factory=set)
+    _roles: dict[int, str] = field(default_factory=dict)
+
+    def take(self, node: int, beat: Sequence[Sequence[Any]], state: State) -> tuple[bool, bool]:
+        """Take in what an agent says of its members: whether any has got on since the last time,
+        and whether any has completed a step."""
+        roles, stepped = self._roles_of(state), False
+        rank_of = {member: rank for rank, member in enumerate(state.table)}
+        seen: dict[int, tuple[int, ...]] = {}
+        for fields in beat:
+            sample = decode_sample(fields, "")
+            rank = rank_of.get(sample.member)
+            role = "spare" if rank is None else roles[rank]
+            self.samples[sample.member] = replace(sample, rank=rank, role=role)
+            seen[sample.member] = progress_key(sample.pulse)
+            if rank is not None:
+                stepped |= self.step_log.see(rank, sample.member, sample.pulse)
+        works = any(at_work(self.samples[member]) for member in seen)
+        progressed = works or seen != self._progress.get(node)
+        self._progress[node] = seen
+        return progressed, stepped
+
+    def _roles_of(self, state: State) -> Mapping[int, str]:
+        """Ranks of one role do the same work."""
+        world = len(state.table)
+        if self._roles.keys() != set(range(world)):
+            replicas = state.rules.shapes.replicas(world)
+            self._roles = {rank: self.muster.role(rank, replicas) for rank in range(world)}
+        return self._roles
+
+    def slow(self) -> list[Straggler]:
+        """Members that are slow, each named once."""
+        found = [s for s in self.step_log.stragglers(self._roles) if s.member not in self._named]
+        self._named |= {straggler.member for straggler in found}
+        return found
+
+    def verdicts(self, state: State) -> list[Verdict]:
+        """Who holds the run up. Where not everybody can be seen, only who is frozen."""
+        seen = [self.samples[number] for number in state.living() if self._is_seen(number, state)]
+        everybody = {sample.member for sample in seen} >= set(state.table)
+        found = judge(seen, state.limits)
+        return [verdict for verdict in found if everybody or isinstance(verdict, Frozen)]
+
+    def _is_seen(self, number: int, state: State) -> bool:
+        member = state.members[number]
+        node = state.nodes.get(member.node)
+        linked = node is not None and node.linked
+        return linked and member.doom is None and not member.dying and number in self.samples

@@ -1,0 +1,327 @@
+"""What the conductor of a run that survives knows, hears and does: the words of `takeover.decide`.
+
+A member is one worker process, numbered once and for ever. A rank is a place in the layout. The
+table says which member holds which rank; each new table has a higher epoch, and what belongs to an
+older one is refused by everybody.
+
+```
+FORMING --all are up--> TAKING_OVER --all run--> RUNNING --a rank is lost--> TAKING_OVER
+                             ^                      +--and nobody is free--> WAITING --+
+                             +---------------------------------------------------------+
+any of them --all returned, or no way on--> ENDING --time is over--> KILLING --> OVER
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Literal
+
+from meshwright.base.events import Kind
+from meshwright.conduct.limits import Limits
+from meshwright.conduct.places import Shapes
+from meshwright.conduct.protocol import Exit
+
+
+class Stage(Enum):
+    """Where a run stands."""
+
+    FORMING = auto()  # the members of the first table are starting
+    TAKING_OVER = auto()  # a table is out, and not all have said that they run
+    RUNNING = auto()
+    WAITING = auto()  # a rank has no member, and none is free
+    ENDING = auto()  # no way on, or nothing left to do: members may end by themselves
+    KILLING = auto()
+    OVER = auto()
+
+
+@dataclass(frozen=True)
+class Member:
+    """One worker process. `holds` is true once it has had the state of a rank; `up` once others
+    can reach it at `addresses`; `fenced_s` is when one that was told to die is taken for dead. One
+    that is `dying` runs no code any more, and has not been buried; `lost_rank` is what it had."""
+
+    node: int
+    started_s: float = 0.0
+    addresses: tuple[str, ...] = ()
+    ready: bool = False
+    holds: bool = False
+    dying: bool = False
+    lost_rank: int | None = None
+    ended: bool = False
+    doom: str | None = None
+    doom_ago_s: float = 0.0
+    fenced_s: float | None = None
+
+    @property
+    def up(self) -> bool:
+        """Whether it can be given a rank."""
+        return bool(self.addresses) and not (self.ended or self.dying) and self.doom is None
+
+
+@dataclass(frozen=True)
+class Node:
+    """One agent. `slots` is how many members it has room for; times are of the conductor's clock:
+    when it was last heard, and when any of its members last got on."""
+
+    slots: int
+    alive: bool = True
+    linked: bool = True
+    heard_s: float = 0.0
+    progress_s: float = 0.0
+    told: bool = False  # whether an alert tells of this silence
+    revivals: int = 0
+    revived_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A rank without a member. `fault_s` is when it went wrong and `seen_s` when that was known,
+    both of the conductor's clock."""
+
+    rank: int
+    member: int
+    cause: str
+    step: int
+    fault_s: float
+    seen_s: float
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What stays as it is all through a run."""
+
+    spares: int
+    on_no_spare: Literal["shrink", "wait"]
+    max_takeovers: int  # in an hour
+    shapes: Shapes
+    same_loss: int = 3  # so many losses of one rank at one step end the run
+    settle_s: float = 0.5  # to write logs when a run has failed
+    kill_s: float = 1.0  # to be gone after SIGKILL
+
+
+@dataclass(frozen=True)
+class State:
+    """A run as its conductor sees it. `table` is the member of each rank."""
+
+    rules: Rules
+    limits: Limits
+    table: tuple[int, ...]
+    members: Mapping[int, Member]
+    nodes: Mapping[int, Node]
+    stage: Stage = Stage.FORMING
+    epoch: int = 0
+    epoch_floor: int = 0  # no conductor gives an epoch that an earlier one has given
+    executing: Mapping[int, int] = field(default_factory=dict)  # last step done, by member
+    returned: frozenset[int] = frozenset()
+    losses: tuple[Loss, ...] = ()  # not yet made good
+    history: tuple[tuple[float, int, int], ...] = ()  # time, rank and step of all losses
+    takeovers: tuple[float, ...] = ()  # when they began
+    launches: tuple[float, ...] = ()
+    deadline_s: float | None = None
+    step: int = 0  # the highest that any rank has begun
+    wanted: int | None = None  # replicas that were asked for
+    resized_from: int | None = None  # replicas before the table that is out
+    resize_s: float = 0.0  # when that was decided
+    stop_asked: bool = False
+    deaths: tuple[Exit, ...] = ()
+    failure: str | None = None
+
+    @property
+    def next_member(self) -> int:
+        """The number of the next member to be launched."""
+        return max(self.members, default=-1) + 1
+
+    def living(self) -> list[int]:
+        """Members that are not known to be dead."""
+        return [number for number, member in self.members.items() if not member.ended]
+
+
+@dataclass(frozen=True)
+class Up:
+    """A member can be reached."""
+
+    member: int
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A spare could take over now."""
+
+    member: int
+
+
+@dataclass(frozen=True)
+class Executing:
+    """A member has joined the table of `epoch` and runs again; `step` is the last one done."""
+
+    member: int
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Some rank begins `step`."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A member is dead; `ago_s` is how long, and `cause` says why in a few words."""
+
+    member: int
+    exit: Exit
+    cause: str
+    ago_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Dying:
+    """The kernel has begun to end a member: it will run no code any more. `Ended` follows."""
+
+    member: int
+    ago_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Condemned:
+    """There is evidence that a member will do nothing more, since `ago_s`."""
+
+    member: int
+    cause: str
+    ago_s: float
+
+
+@dataclass(frozen=True)
+class NodeUp:
+    """An agent has come, or come back; `living` are its members.
+
+    `fresh`: another process than the last agent of that node, whose members died with it.
+    """
+
+    node: int
+    slots: int
+    living: frozenset[int]
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class NodeGone:
+    """An agent is dead, and its members with it."""
+
+    node: int
+    cause: str
+    ago_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Unlinked:
+    """The connection to an agent has ended, which says nothing about the agent."""
+
+    node: int
+
+
+@dataclass(frozen=True)
+class Heard:
+    """An agent was heard; `progressed`: some member of it got on since the last time."""
+
+    node: int
+    progressed: bool
+
+
+@dataclass(frozen=True)
+class ResizeAsked:
+    """The user wants so many replicas."""
+
+    dp_replicate: int
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    """The user asked for the run to stop, once more."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = (
+    Up
+    | Ready
+    | Executing
+    | Begun
+    | Ended
+    | Dying
+    | Condemned
+    | NodeUp
+    | NodeGone
+    | Unlinked
+    | Heard
+    | ResizeAsked
+    | StopAsked
+    | Limits
+    | Tick
+)
+
+
+@dataclass(frozen=True)
+class SendTable:
+    """Tell every member who holds which rank; `lost` ranks have a member without the state.
+    `dp_replicate` is set where the layout changes; `moved` ranks are given away for safety."""
+
+    epoch: int
+    members: tuple[int, ...]
+    lost: tuple[int, ...]
+    dp_replicate: int | None = None
+    moved: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Kill:
+    """SIGKILL to one member."""
+
+    member: int
+
+
+@dataclass(frozen=True)
+class KillAll:
+    """SIGKILL to every member."""
+
+
+@dataclass(frozen=True)
+class StopMembers:
+    """Ask these members to end."""
+
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Fork a new member."""
+
+    node: int
+    member: int
+
+
+@dataclass(frozen=True)
+class Revive:
+    """Start an agent for a node again."""
+
+    node: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """Write an event down."""
+
+    kind: Kind
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+Action = SendTable | Kill | KillAll | StopMembers | Launch | Revive | Record

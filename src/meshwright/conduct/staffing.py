@@ -1,0 +1,132 @@
+"""Who could take a rank, who is started, and how a table goes out; `takeover.py` decides when."""
+
+from __future__ import annotations
+
+from meshwright.conduct.members import Launch, Member, SendTable, Stage, StopMembers
+from meshwright.conduct.places import choose
+from meshwright.conduct.turn import Turn
+
+HOUR_S = 3600.0
+_CALM_S = 1.0  # after a takeover: a fork would slow down the step that it has cost
+_TABLE_LIMITS = 10  # times the limit of one member: nobody at fault was found all that time
+
+
+class Staffing(Turn):
+    """A turn that knows who is there for what."""
+
+    def idle(self) -> list[int]:
+        """Members without a rank, those that are still starting among them."""
+        state = self.state
+
+        def is_idle(number: int) -> bool:
+            member = state.members[number]
+            return number not in state.table and member.doom is None and not member.dying
+
+        return [number for number in state.living() if is_idle(number)]
+
+    def coming(self) -> list[int]:
+        """Members that are still starting, and have no rank."""
+        return [number for number in self.idle() if not self.state.members[number].up]
+
+    def free(self) -> list[int]:
+        """Members that could be given a rank, those that could at once before the others."""
+        state = self.state
+
+        def is_free(number: int) -> bool:
+            member = state.members[number]
+            node = state.nodes.get(member.node)
+            linked = node is not None and node.alive and node.linked
+            return member.up and linked and number not in state.table
+
+        found = [number for number in state.members if is_free(number)]
+        return sorted(found, key=lambda number: (not state.members[number].ready, number))
+
+    def nodes_of_members(self) -> dict[int, int]:
+        """The node of each member."""
+        return {number: member.node for number, member in self.state.members.items()}
+
+    def send(
+        self,
+        table: tuple[int, ...],
+        replicas: int | None = None,
+        first: bool = False,
+        moved: tuple[int, ...] = (),
+    ) -> None:
+        """Give out a table: the `first`, one with other `replicas`, or one that makes losses good
+        or has `moved` ranks."""
+        state = self.state
+        lost = [r for r, n in enumerate(table) if not first and not state.members[n].holds]
+        epoch = max(state.epoch, state.epoch_floor) + 1
+        limit_s = state.limits.takeover_s * _TABLE_LIMITS
+        deadline_s = state.deadline_s if state.stop_asked else self.now_s + limit_s
+        if not first and state.losses:
+            self.put(takeovers=(*state.takeovers, self.now_s))
+        self.put(
+            stage=Stage.TAKING_OVER,
+            epoch=epoch,
+            table=table,
+            executing={},
+            deadline_s=None if first and not state.stop_asked else deadline_s,
+        )
+        for number in set(state.table) - set(table):  # what it holds grows old
+            self.member(number, holds=False, ready=False)
+        for number in table if first else ():  # anybody can begin the first step
+            self.member(number, holds=True)
+        told = SendTable(epoch, table, tuple(lost), replicas, moved)
+        self.actions.insert(0, told)  # before anything is written down
+        if state.stop_asked:
+            self.actions.append(StopMembers(table))
+
+    def is_calm(self) -> bool:
+        """Whether the last takeover is a while ago."""
+        state = self.state
+        return not state.takeovers or self.now_s - state.takeovers[-1] > _CALM_S
+
+    def replenish(self) -> None:
+        """Start a spare in the room of one that is gone."""
+        state = self.state
+        eager = state.stage is Stage.WAITING or self.is_calm()
+        if state.stop_asked or state.returned or not eager:
+            return
+        recent = sum(self.now_s - then < HOUR_S for then in state.launches)
+        vacant = len(self.vacant())
+        most = min(
+            state.rules.spares + vacant - len(self.idle()),
+            state.rules.max_takeovers + state.rules.spares - recent,
+        )
+        for _ in range(most):
+            if (node := self.room()) is None:
+                return
+            self.launch(node)
+
+    def room(self) -> int | None:
+        """The linked node with the most free slots; None if all are full."""
+        free = {
+            number: node.slots - self.held(number)
+            for number, node in self.state.nodes.items()
+            if node.alive and node.linked
+        }
+        best = max(free, key=lambda number: (free[number], -number), default=None)
+        return best if best is not None and free[best] > 0 else None
+
+    def held(self, node: int) -> int:
+        """How many members a node has."""
+        return sum(self.state.members[number].node == node for number in self.state.living())
+
+    def launch(self, node: int) -> None:
+        """Have a new member forked."""
+        state = self.state
+        number = state.next_member
+        members = {**state.members, number: Member(node, started_s=self.now_s)}
+        self.put(members=members, launches=(*state.launches, self.now_s))
+        self.actions.append(Launch(node, number))
+
+    def vacant(self) -> list[int]:
+        """Ranks whose member is dead."""
+        held_by = [self.state.members[number] for number in self.state.table]
+        return [rank for rank, member in enumerate(held_by) if member.ended or member.dying]
+
+    def chosen(self, vacant: list[int]) -> dict[int, int] | None:
+        """A member for each vacant rank; None if they are too few."""
+        shapes, nodes = self.state.rules.shapes, self.nodes_of_members()
+        return choose(vacant, self.state.table, self.free(), nodes, shapes)

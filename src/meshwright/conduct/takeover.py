@@ -1,0 +1,246 @@
+"""What the conductor of a run that survives does next: pure, so that every order of events can be
+tried (`simulation.py`).
+
+Each event changes what is known (`turn.py`); then one look at all of it decides. So an event that
+comes late, twice or in another order leads to the same end. A member loses its rank on positive
+evidence only: it is dead, its agent is dead, or its agent's lease has lapsed while nobody gets on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from meshwright.base.events import Kind
+from meshwright.conduct.members import Action, Event, Stage, State, StopMembers
+from meshwright.conduct.places import crowded, grown, shrunk
+from meshwright.conduct.staffing import HOUR_S, Staffing
+from meshwright.conduct.turn import LAST
+
+
+def decide(state: State, events: Sequence[Event], now_s: float) -> tuple[State, list[Action]]:
+    """The state after `events`, which came together, and what to do, in this order; `now_s` only
+    goes forward."""
+    if state.stage is Stage.OVER:
+        return state, []
+    turn = _Settling(state, now_s)
+    for event in events:
+        turn.take(event)
+    turn.settle()
+    return turn.state, turn.actions
+
+
+class _Settling(Staffing):
+    """A turn that ends in what the state as a whole asks for."""
+
+    def settle(self) -> None:
+        """Do what the state as a whole asks for."""
+        if self.state.stage in LAST:
+            if self.state.stage is not Stage.OVER and not self.state.living():
+                self.put(stage=Stage.OVER)
+            return
+        if self.state.stage is Stage.FORMING:
+            self._form()
+        elif self.state.returned & set(self.state.table):
+            self._wind_up()
+        elif vacant := self.vacant():
+            self._fill(vacant)
+        elif self._all_run():
+            self._run()
+        if self.state.stage in (Stage.RUNNING, Stage.WAITING):
+            self.replenish()
+
+    def _all_run(self) -> bool:
+        return set(self.state.table) <= self.state.executing.keys()
+
+    def _form(self) -> None:
+        state = self.state
+        if state.stop_asked:
+            if not state.living():
+                self.put(stage=Stage.OVER)
+            return
+        vacant = self.vacant()
+        filled = self.chosen(vacant)
+        if filled is None:
+            self._start_again(vacant)
+            return
+        table = [filled.get(rank, number) for rank, number in enumerate(state.table)]
+        self.put(table=tuple(table))
+        if all(self.state.members[number].up for number in table):
+            self.send(tuple(table), first=True)
+
+    def _start_again(self, vacant: list[int]) -> None:
+        """Start members for ranks that lost theirs before there was any state.
+
+        One that failed by itself would fail again.
+        """
+        state = self.state
+        if any(death.signal is None for death in state.deaths):
+            self.fail(None)
+            return
+        missing = len(vacant) - len(self.free()) - len(self.coming())
+        if missing > 0 and len(state.launches) >= state.rules.max_takeovers:
+            member = state.members[state.table[vacant[0]]]
+            self.fail(None if state.deaths else f"rank {vacant[0]} did not start: {member.doom}")
+            return
+        for _ in range(missing):
+            if (node := self.room()) is not None:
+                self.launch(node)
+
+    def _fill(self, vacant: list[int]) -> None:
+        state = self.state
+        if not any(state.members[n].holds for n in state.living()):
+            self.fail("nobody is left who holds the state" if not state.deaths else None)
+            return
+        if state.stop_asked and not self.free():
+            self.fail(None)
+            return
+        if cause := self._over_budget():
+            self.fail(cause)
+            return
+        filled = self.chosen(vacant)
+        if filled is not None:
+            table = tuple(filled.get(rank, number) for rank, number in enumerate(state.table))
+            self.send(table)
+        elif self.coming() or not self._shrink():
+            self._wait(vacant)
+
+    def _over_budget(self) -> str | None:
+        state = self.state
+        same = Counter((rank, step) for _, rank, step in state.history)
+        for (rank, step), times in same.items():
+            if times >= state.rules.same_loss:
+                return f"rank {rank} was lost {times} times at step {step}"
+        recent = sum(self.now_s - then < HOUR_S for then in state.takeovers)
+        if recent >= state.rules.max_takeovers:
+            most = state.rules.max_takeovers
+            return f"{recent} takeovers in an hour (resilience.max_takeovers = {most})"
+        return None
+
+    def _shrink(self) -> bool:
+        """Go on with fewer replicas, if that is wanted and possible."""
+        state = self.state
+        if state.rules.on_no_spare != "shrink":
+            return False
+        members = state.members
+        holding = {n for n in state.living() if members[n].holds and members[n].doom is None}
+        linked = {n for n in holding if state.nodes[members[n].node].linked}
+        found = shrunk(state.table, linked, state.rules.shapes) or shrunk(
+            state.table, holding, state.rules.shapes
+        )
+        if found is None:
+            return False
+        self._resize(*found)
+        return True
+
+    def _resize(self, replicas: int, table: tuple[int, ...]) -> None:
+        before = self.state.rules.shapes.replicas(len(self.state.table))
+        first = self.state.resized_from
+        self.put(resized_from=before if first is None else first, wanted=None)
+        self.put(resize_s=self.state.resize_s or self.now_s)
+        self.send(table, replicas=replicas)
+
+    def _wait(self, vacant: list[int]) -> None:
+        state = self.state
+        if state.stage is Stage.WAITING:
+            return
+        if state.rules.on_no_spare == "shrink" and not self.coming() and self.room() is None:
+            self.fail(f"no spare for ranks {vacant}, and no smaller layout holds the state")
+            return
+        self.put(stage=Stage.WAITING, deadline_s=None)
+        if not self.coming() and self.room() is None:
+            self.record(Kind.ALERT, what=f"ranks {vacant} wait for a free chip", node=None)
+
+    def _run(self) -> None:
+        """Every rank of the table runs."""
+        state = self.state
+        if state.stage is not Stage.RUNNING:
+            deadline_s = state.deadline_s if state.stop_asked else None
+            self.put(stage=Stage.RUNNING, deadline_s=deadline_s)
+            if state.losses:
+                self.record(Kind.TAKEOVER_DONE, **self._account(state))
+            if state.resized_from is not None:
+                self.record(Kind.RESIZED, **self._resize_account(state))
+            self.put(losses=(), deaths=(), resized_from=None, resize_s=0.0)
+        if state.stop_asked:
+            return
+        if self.state.wanted is not None:
+            self._seek_size(self.state.wanted)
+        elif self.is_calm():
+            self._spread()
+
+    def _spread(self) -> None:
+        """Move ranks away from nodes whose loss would take all who hold their state."""
+        state, node_of = self.state, self.nodes_of_members()
+        ready = [number for number in self.free() if state.members[number].ready]
+        table, moved = list(state.table), []
+        for rank in crowded(table, node_of, state.rules.shapes) if ready else ():
+            here = node_of[table[rank]]
+            found = next((number for number in ready if node_of[number] != here), None)
+            if found is not None:
+                ready.remove(found)
+                table[rank] = found
+                moved.append(rank)
+        if moved:
+            self.send(tuple(table), moved=tuple(moved))
+            what = f"ranks {moved} move: one node held all copies of their state"
+            self.record(Kind.ADVICE, advice=what)
+
+    def _account(self, state: State) -> dict[str, Any]:
+        first_s = min(loss.fault_s for loss in state.losses)
+        in_flight = max(loss.step for loss in state.losses)
+        kept = [loss.rank for loss in state.losses if loss.rank < len(state.table)]
+        return {
+            "epoch": state.epoch,
+            "ranks": [loss.rank for loss in state.losses],
+            "members": {str(rank): state.table[rank] for rank in kept},
+            "cause": state.losses[0].cause,
+            "detected_s": max(loss.seen_s - loss.fault_s for loss in state.losses),
+            "takeover_s": self.now_s - first_s,
+            "step": in_flight,
+            "lost_steps": max(0, in_flight - 1 - min(state.executing.values())),
+        }
+
+    def _resize_account(self, state: State) -> dict[str, Any]:
+        return {
+            "epoch": state.epoch,
+            "step": state.step,
+            "before": state.resized_from,
+            "after": state.rules.shapes.replicas(len(state.table)),
+            "resize_s": self.now_s - state.resize_s,
+        }
+
+    def _seek_size(self, replicas: int) -> None:
+        """Towards the number of replicas that was asked for; new members start meanwhile."""
+        state = self.state
+        if replicas == state.rules.shapes.replicas(len(state.table)):
+            self.put(wanted=None, resize_s=0.0)
+            return
+        # Only who could run at once: all others would wait for the rest.
+        ready = [number for number in self.free() if state.members[number].ready]
+        table = grown(state.table, replicas, ready, state.rules.shapes)
+        if table is not None:
+            self._resize(replicas, table)
+            return
+        missing = state.rules.shapes.world(replicas) - len(state.table)
+        missing -= len(self.idle())
+        for _ in range(missing):
+            nodes = [n for n, node in self.state.nodes.items() if node.alive and node.linked]
+            if nodes:
+                self.launch(min(nodes, key=lambda node: (self.held(node), node)))
+
+    def _wind_up(self) -> None:
+        """Somebody has done all its work, so all of it is done: nobody is replaced any more."""
+        state = self.state
+        if set(state.table) <= state.returned:
+            idle = tuple(number for number in state.living() if number not in state.table)
+            self.put(stage=Stage.ENDING, deadline_s=self.now_s + state.rules.kill_s)
+            self.actions.append(StopMembers(idle))
+        elif self._vacant_failed():
+            self.put(stage=Stage.ENDING, deadline_s=self.now_s + state.limits.stop_s)
+        if not self.state.living():
+            self.put(stage=Stage.OVER)
+
+    def _vacant_failed(self) -> bool:
+        return any(self.state.table[rank] not in self.state.returned for rank in self.vacant())

@@ -1,0 +1,310 @@
+"""What each event tells the conductor of a run that survives; `takeover.py` acts on it."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from typing import Any
+
+from meshwright.base.events import Kind
+from meshwright.conduct.lease import lapsed
+from meshwright.conduct.limits import Limits
+from meshwright.conduct.members import (
+    Action,
+    Begun,
+    Condemned,
+    Dying,
+    Ended,
+    Event,
+    Executing,
+    Heard,
+    Kill,
+    KillAll,
+    Loss,
+    Member,
+    Node,
+    NodeGone,
+    NodeUp,
+    Ready,
+    Record,
+    ResizeAsked,
+    Revive,
+    Stage,
+    State,
+    StopAsked,
+    StopMembers,
+    Tick,
+    Unlinked,
+    Up,
+)
+from meshwright.conduct.protocol import Exit
+
+ACTIVE = (Stage.TAKING_OVER, Stage.RUNNING, Stage.WAITING)
+_GIVE_UP = 20  # times the time that an agent has to start
+LAST = (Stage.ENDING, Stage.KILLING, Stage.OVER)
+
+
+class Turn:
+    """One event: the state as it becomes, and the actions so far."""
+
+    def __init__(self, state: State, now_s: float) -> None:
+        self.state, self.now_s = state, now_s
+        self.actions: list[Action] = []
+
+    # --- what is known
+
+    def take(self, event: Event) -> None:
+        """Know what `event` says."""
+        match event:
+            case Up(number, addresses):
+                self.member(number, addresses=addresses)
+            case Ready(number):
+                self.member(number, ready=True)
+            case Executing():
+                self._executing(event)
+            case Begun(step):
+                self.put(step=max(step, self.state.step))
+            case Ended():
+                self._ended(event)
+            case Dying(number, ago_s):
+                self._dying(number, ago_s)
+            case Condemned(number, cause, ago_s):
+                self.doom(number, cause, ago_s)
+            case NodeUp():
+                self._node_up(event)
+            case NodeGone(node, cause, ago_s):
+                self._node_gone(node, cause, ago_s)
+            case Unlinked(node):
+                self.node(node, linked=False)
+            case Heard(node, progressed):
+                self._heard(node, progressed)
+            case ResizeAsked(replicas):
+                self.put(wanted=replicas, resize_s=self.now_s)
+            case StopAsked():
+                self._stop()
+            case Limits():
+                self.put(limits=event)
+            case Tick():
+                self._passed()
+
+    def put(self, **changes: Any) -> None:
+        self.state = replace(self.state, **changes)
+
+    def member(self, number: int, **changes: Any) -> None:
+        known = self.state.members.get(number)
+        if known is not None and not known.ended:
+            self.put(members={**self.state.members, number: replace(known, **changes)})
+
+    def node(self, number: int, **changes: Any) -> None:
+        if known := self.state.nodes.get(number):
+            self.put(nodes={**self.state.nodes, number: replace(known, **changes)})
+
+    def _executing(self, event: Executing) -> None:
+        state = self.state
+        # Of an older epoch it says nothing: what it held then may have grown old since.
+        if event.epoch == state.epoch and event.member in state.table:
+            self.member(event.member, holds=True)
+            executing = {**state.executing, event.member: event.step}
+            self.put(executing=executing, step=max(state.step, event.step))
+
+    def _ended(self, event: Ended) -> None:
+        state, number = self.state, event.member
+        member = state.members.get(number)
+        if member is None or member.ended:
+            return
+        self.member(number, ended=True)
+        if not event.exit.failed:
+            self.put(returned=state.returned | {number})
+        cause = member.doom or event.cause
+        ago_s = member.doom_ago_s if member.doom else event.ago_s
+        if member.lost_rank is not None:
+            self._explain(member.lost_rank, replace(event, cause=cause))
+            return
+        if number not in state.table or number in self.state.returned:
+            return
+        if state.stage not in LAST and not self._is_our_stop(event):
+            rank = state.table.index(number)
+            self.put(deaths=(*state.deaths, replace(event.exit, rank=rank, member=number)))
+        self.lose(number, cause, self.now_s - ago_s, event.exit)
+
+    def _dying(self, number: int, ago_s: float) -> None:
+        """A rank is given away at once; how its member ended is written down once that is known."""
+        state, member = self.state, self.state.members.get(number)
+        if member is None or member.ended or member.dying:
+            return
+        self.member(number, dying=True, holds=False)
+        if number in state.table and state.stage in ACTIVE:
+            self.member(number, lost_rank=state.table.index(number))
+            since_s = member.doom_ago_s if member.doom else ago_s
+            self._note_loss(number, member.doom or "died", self.now_s - since_s)
+
+    def _explain(self, rank: int, event: Ended) -> None:
+        """Say of a loss that is being made good, or is by now, how it came about."""
+        state, number = self.state, event.member
+        mine = [loss for loss in state.losses if loss.member == number]
+        step = mine[0].step if mine else state.step
+        if mine:
+            told = [replace(x, cause=event.cause) if x in mine else x for x in state.losses]
+            death = replace(event.exit, rank=rank, member=number)
+            self.put(losses=tuple(told), deaths=(*state.deaths, death))
+        said = {"rank": rank, "member": number, "step": step, "cause": event.cause}
+        self.record(Kind.RANK_LOST, **said, exit=event.exit)
+
+    def _is_our_stop(self, event: Ended) -> bool:
+        """Our own SIGTERM may have found it before it could handle that."""
+        return self.state.stop_asked and event.exit.signal == signal.SIGTERM
+
+    def lose(self, number: int, cause: str, fault_s: float, exit_: Any = None) -> None:
+        state = self.state
+        if state.stage in ACTIVE:
+            rank = self._note_loss(number, cause, fault_s)
+            told = {"rank": rank, "member": number, "step": state.step, "cause": cause}
+            self.record(Kind.RANK_LOST, **told, exit=exit_)
+
+    def _note_loss(self, number: int, cause: str, fault_s: float) -> int:
+        state = self.state
+        rank = state.table.index(number)
+        loss = Loss(rank, number, cause, state.step, fault_s, self.now_s)
+        known = (*state.history, (self.now_s, rank, state.step))
+        self.put(losses=(*state.losses, loss), history=known)
+        return rank
+
+    def doom(self, number: int, cause: str, ago_s: float) -> None:
+        member = self.state.members.get(number)
+        if member is None or member.ended or member.doom is not None:
+            return
+        fenced_s = self.now_s + self.state.rules.kill_s
+        self.member(number, doom=cause, doom_ago_s=ago_s, fenced_s=fenced_s)
+        self.actions.append(Kill(number))
+
+    def _node_up(self, event: NodeUp) -> None:
+        known = self.state.nodes.get(event.node, Node(event.slots, progress_s=self.now_s))
+        node = replace(known, alive=True, linked=True, heard_s=self.now_s, told=False)
+        self.put(nodes={**self.state.nodes, event.node: node})
+        if event.fresh:
+            held = [n for n in self._members_of(event.node) if n not in event.living]
+            self._lose_members(held, f"the agent of node {event.node} died", 0.0)
+        for number in sorted(event.living):
+            member = self.state.members.get(number)
+            if member is None or member.ended:  # given up while nobody could see it
+                self.actions.append(Kill(number))
+
+    def _node_gone(self, number: int, cause: str, ago_s: float) -> None:
+        if number not in self.state.nodes:
+            return
+        self.node(number, alive=False, linked=False)
+        self._lose_members(self._members_of(number), cause, ago_s)
+        self._revive(number)
+
+    def _members_of(self, node: int) -> list[int]:
+        return [n for n in self.state.living() if self.state.members[n].node == node]
+
+    def _lose_members(self, numbers: list[int], cause: str, ago_s: float) -> None:
+        for number in numbers:
+            self.member(number, ended=True, doom=cause)
+            if number in self.state.table:
+                self.lose(number, cause, self.now_s - ago_s)
+
+    def _revive(self, number: int) -> None:
+        """Have an agent started where there is none; one that never comes is tried again."""
+        state, node = self.state, self.state.nodes[number]
+        if state.stage in LAST or state.stop_asked or node.revivals >= state.rules.max_takeovers:
+            return
+        self.node(number, revivals=node.revivals + 1, revived_s=self.now_s)
+        self.actions.append(Revive(number))
+
+    def _heard(self, number: int, progressed: bool) -> None:
+        node = self.state.nodes.get(number)
+        if node is None or not node.alive:
+            return
+        progress_s = self.now_s if progressed else node.progress_s
+        self.node(number, heard_s=self.now_s, progress_s=progress_s, told=False)
+
+    def _stop(self) -> None:
+        state = self.state
+        if state.stop_asked:
+            self.kill_all()
+            return
+        self.put(stop_asked=True, deadline_s=self.now_s + state.limits.stop_s)
+        self.actions.append(StopMembers(tuple(state.living())))
+
+    def _passed(self) -> None:
+        for number in self.state.living():
+            member = self.state.members[number]
+            if member.fenced_s is not None and self.now_s >= member.fenced_s:
+                # It cannot be killed; its epoch keeps it out.
+                end = Exit(-1, 0, None, signal.SIGKILL, returned=False, ts=0.0)
+                self._ended(Ended(number, end, member.doom or "killed"))
+            elif not member.addresses and self._is_late(member):
+                self.doom(number, "did not start in time", self.now_s - member.started_s)
+        for number, node in list(self.state.nodes.items()):
+            if node.alive and self.state.stage in ACTIVE:
+                self._watch_lease(number, node)
+            elif node.alive and self.state.stage is Stage.FORMING:
+                self._watch_start(number, node)
+            elif not node.alive and self.now_s - node.revived_s > self.state.limits.start_s:
+                self._revive(number)
+        self._watch_silence()
+        self._watch_deadline()
+
+    def _is_late(self, member: Member) -> bool:
+        return self.now_s - member.started_s > self.state.limits.start_s
+
+    def _watch_silence(self) -> None:
+        """Give up where no agent was heard for very long: those that live go on by themselves."""
+        heard_s = max(node.heard_s for node in self.state.nodes.values())
+        silent_s = self.now_s - heard_s
+        if self.state.stage in ACTIVE and silent_s > self.state.limits.start_s * _GIVE_UP:
+            self.put(stage=Stage.OVER, failure=f"no agent was heard for {silent_s:.0f} s")
+
+    def _watch_start(self, number: int, node: Node) -> None:
+        silent_s = self.now_s - node.heard_s
+        if silent_s > self.state.limits.start_s:
+            self._node_gone(number, f"the agent of node {number} did not start", silent_s)
+
+    def _watch_lease(self, number: int, node: Node) -> None:
+        limits = self.state.limits
+        silent_s = self.now_s - node.heard_s
+        if silent_s > limits.lease_agent_s / 2 and not node.told:
+            self.node(number, told=True)
+            what = f"node {number} is silent for {silent_s:.1f} s; its ranks are left alone"
+            self.record(Kind.ALERT, what=what, node=number)
+        others = [
+            other.progress_s
+            for key, other in self.state.nodes.items()
+            if key != number and other.alive and self.now_s - other.heard_s < limits.lease_agent_s
+        ]
+        # If nobody else is heard either, it is the conductor that is cut off.
+        if others and lapsed(self.now_s, node.heard_s, max(others), limits.lease_conductor_s):
+            cause = f"node {number} is silent and nobody gets on"
+            self._node_gone(number, cause, silent_s)
+
+    def _watch_deadline(self) -> None:
+        state = self.state
+        if state.deadline_s is None or self.now_s < state.deadline_s:
+            return
+        if state.stage is Stage.KILLING:
+            self.put(stage=Stage.OVER)
+        elif state.stage is Stage.TAKING_OVER and not state.stop_asked:
+            late = [n for n in state.table if n not in state.executing]
+            self.fail(f"members {late} have not taken up their ranks")
+        else:
+            self.kill_all()
+
+    # --- ways out
+
+    def fail(self, failure: str | None) -> None:
+        """End the run as failed: for `failure`, or else for what the first death says."""
+        deadline_s = self.now_s + self.state.rules.settle_s
+        self.put(stage=Stage.ENDING, deadline_s=deadline_s, failure=failure or "")
+        if not self.state.living():
+            self.put(stage=Stage.OVER)
+
+    def kill_all(self) -> None:
+        if self.state.stage is not Stage.KILLING:
+            deadline_s = self.now_s + self.state.rules.kill_s
+            self.put(stage=Stage.KILLING, deadline_s=deadline_s)
+            self.actions.append(KillAll())
+
+    def record(self, kind: Kind, **fields: Any) -> None:
+        self.actions.append(Record(kind, fields))

@@ -1,0 +1,342 @@
+"""Messages between the members of a run that survives the loss of some of them.
+
+Each pair of members has one stream for each direction, opened by its sender when it is needed. A
+frame says its epoch, the rank it comes from, channel and sequence number: it is matched by these,
+not by the stream, so that whoever holds a rank may send in its place. Frames of an older epoch are
+dropped, those of a newer one kept.
+
+There is no thread: whoever waits, or begins something, turns the one poll loop. It also listens to
+the orders; a table of a higher epoch raises `Interrupted` out of any wait. A stream that ends is no
+failure: what was to come over it is waited for until a table says how to go on.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from meshwright.base.errors import RunError
+from meshwright.base.pulse import PulseWriter
+from meshwright.train.fabric.frames import Key, hello, open_hello, pack_header
+from meshwright.train.fabric.orders import Interrupted, Orders, Table
+from meshwright.train.fabric.sockets import address_of, connect, listen_tcp, listen_unix, ready
+from meshwright.train.fabric.streams import Incoming, Outgoing
+
+_NAP_S = 0.5  # between two looks at what a signal may have asked for
+_LOOK_S = 0.001  # between two looks at the streams of somebody who only sends
+
+
+class Operation:
+    """Frames that are waited for together; once all have come and gone, `then` runs, which may
+    begin others."""
+
+    __slots__ = ("_fabric", "missing", "then")
+
+    def __init__(self, fabric: Fabric, then: Callable[[], object] | None = None) -> None:
+        self._fabric, self.then = fabric, then
+        self.missing = 1  # until all have been begun: see `begun`
+
+    def begun(self) -> Operation:
+        """Nothing more will be asked for, but by `then`."""
+        self.one_done()
+        return self
+
+    def one_done(self) -> None:
+        """One of what it waits for is done."""
+        self.missing -= 1
+        if not self.missing and self.then is not None:
+            then, self.then = self.then, None
+            self.missing = 1
+            then()
+            self.one_done()
+
+    def wait(self) -> None:
+        """Block until everything is done. Raises Interrupted."""
+        self._fabric.wait(self)
+
+
+class _Early:
+    """A frame that nobody has asked for yet."""
+
+    __slots__ = ("complete", "data", "wanted")
+
+    def __init__(self, n_bytes: int) -> None:
+        self.data = memoryview(bytearray(n_bytes))
+        self.complete = False
+        self.wanted: tuple[memoryview, Operation] | None = None
+
+
+class Fabric:
+    """The streams of `member`; `orders` are those of its agent, `secret` that of the run.
+
+    It listens on this machine and at each of `hosts`. `on_gone` hears of members whose stream has
+    ended, `pulse` is told of operations and waits.
+    """
+
+    def __init__(
+        self,
+        member: int,
+        orders: Orders,
+        secret: str,
+        hosts: tuple[str, ...] = (),
+        on_gone: Callable[[int], object] = lambda _: None,
+        pulse: PulseWriter | None = None,
+    ) -> None:
+        self.member, self.orders = member, orders
+        self.table = Table(0, {}, {})
+        self.rank = -1
+        self._secret, self._on_gone, self._pulse = secret, on_gone, pulse
+        self._listeners = [listen_unix(), *map(listen_tcp, hosts)]
+        self._outgoing: dict[int, Outgoing] = {}
+        self._incoming: dict[int, Incoming] = {}
+        self._posted: dict[Key, tuple[memoryview, Operation]] = {}
+        self._early: dict[Key, _Early] = {}
+        self._behind: set[int] = set()
+        self._looked_s = 0.0
+        self._busy = 0  # inside of what must not be cut short
+        self._void = False  # interrupted already, on the way out
+        self._poller = select.epoll()
+        self._handlers: dict[int, Callable[[], object]] = {}
+        for listener in self._listeners:
+            self._watch(listener.fileno(), lambda at=listener: self._accept(at))
+        self._watch(orders.fd, self._listen)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where it listens, the best first."""
+        return [address_of(listener) for listener in self._listeners]
+
+    @property
+    def epoch(self) -> int:
+        """Of the table that it goes by."""
+        return self.table.epoch
+
+    def enter(self, table: Table) -> None:
+        """Go by `table` from now on: whatever was under way is forgotten."""
+        self.table = table
+        self.rank = -1 if (rank := table.rank_of(self.member)) is None else rank
+        self._posted = {key: post for key, post in self._posted.items() if key.epoch >= table.epoch}
+        self._early = {key: one for key, one in self._early.items() if key.epoch >= table.epoch}
+        for incoming in self._incoming.values():
+            incoming.abandon(table.epoch)
+        for member, outgoing in list(self._outgoing.items()):
+            outgoing.abandon()
+            if outgoing.stream is None or member not in table.addresses:
+                self._forget(member)
+        self._void = False
+
+    def await_table(self, timeout_s: float | None = None) -> Table | None:
+        """The next table; None if the time is over first, or the order is to stop."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self.orders.stop:
+            left_s = _NAP_S if deadline_s is None else deadline_s - time.monotonic()
+            if left_s <= 0:
+                return None
+            try:
+                self._turn(min(left_s, _NAP_S))
+            except Interrupted as interruption:
+                return interruption.table
+        return None
+
+    def operation(self, then: Callable[[], object] | None = None) -> Operation:
+        """Something new to wait for."""
+        self.look()
+        if self._pulse is not None:
+            self._pulse.begin()
+        return Operation(self, then)
+
+    def send(self, op: Operation, rank: int, channel: int, sequence: int, data: memoryview) -> None:
+        """Send `data` to `rank`; it must stay as it is until `op` is done."""
+        self._busy += 1
+        try:
+            self._send(
+                op, self.table.members[rank], Key(self.epoch, self.rank, channel, sequence), data
+            )
+        finally:
+            self._busy -= 1
+
+    def _send(self, op: Operation, member: int, key: Key, data: memoryview) -> None:
+        outgoing = self._outgoing.get(member) or self._open(member)
+        op.missing += 1
+        if outgoing.put(pack_header(key, len(data)), data, op):
+            op.one_done()
+        elif member not in self._behind and outgoing.stream is not None:
+            self._behind.add(member)
+            self._handlers[outgoing.stream.fileno()] = lambda: self._flush(member)
+            self._poller.register(outgoing.stream.fileno(), select.EPOLLOUT)
+
+    def receive(
+        self, op: Operation, rank: int, channel: int, sequence: int, place: memoryview
+    ) -> None:
+        """Receive into `place` what `rank` sends under this number; done when `op` is."""
+        key = Key(self.epoch, rank, channel, sequence)
+        op.missing += 1
+        early = self._early.get(key)
+        if early is None:
+            self._posted[key] = (place, op)
+        elif early.complete:
+            del self._early[key]
+            _fill(place, early.data, key)
+            op.one_done()
+        else:
+            early.wanted = (place, op)
+
+    def wait(self, op: Operation) -> None:
+        """Turn until `op` is done. Raises Interrupted."""
+        if op.missing:
+            self._tell_wait(op)
+            while op.missing:
+                self._turn(None)
+            if self._pulse is not None:
+                self._pulse.resume()
+        if self._pulse is not None:
+            self._pulse.end()
+
+    def _tell_wait(self, op: Operation) -> None:
+        if self._pulse is not None:
+            sources = (key.source for key, (_, of) in self._posted.items() if of is op)
+            source = next(sources, None)
+            self._pulse.wait(None if source is None else self.table.members.get(source))
+
+    def look(self) -> None:
+        """Take in what has come, if nobody has for a while. Raises Interrupted."""
+        if time.monotonic() - self._looked_s > _LOOK_S:
+            self._turn(0.0)
+
+    def hear(self) -> None:
+        """Read the orders, in the handler of a signal: in the midst of the caller's work, but not
+        of this fabric's, which reads them by itself. Raises Interrupted."""
+        if not self._busy and not self._void:
+            self._listen()
+            self._obey()
+
+    def close(self) -> None:
+        """Give everything up."""
+        for incoming in self._incoming.values():
+            incoming.close()
+        for outgoing in self._outgoing.values():
+            outgoing.close()
+        for listener in self._listeners:
+            listener.close()
+        self._poller.close()
+
+    # What the streams ask for.
+
+    def welcome(self, said: memoryview) -> int | None:
+        """See `streams.Receiver`."""
+        return open_hello(said, self._secret, self.member)
+
+    def place_for(self, key: Key, n_bytes: int, member: int) -> memoryview:
+        """See `streams.Receiver`."""
+        if key.epoch < self.epoch or (
+            key.epoch == self.epoch and self.table.members.get(key.source) != member
+        ):
+            return memoryview(bytearray(n_bytes))
+        if (post := self._posted.get(key)) is not None:
+            if len(post[0]) != n_bytes:
+                raise RunError(f"{key}: {n_bytes} bytes came where {len(post[0])} were awaited")
+            return post[0]
+        early = self._early[key] = _Early(n_bytes)
+        return early.data
+
+    def arrived(self, key: Key, place: memoryview) -> None:
+        """See `streams.Receiver`."""
+        post = self._posted.get(key)
+        if post is not None and post[0] is place:
+            del self._posted[key]
+            post[1].one_done()
+            return
+        early = self._early.get(key)
+        if early is None or early.data is not place:  # void
+            return
+        early.complete = True
+        if early.wanted is not None:
+            del self._early[key]
+            place, op = early.wanted
+            _fill(place, early.data, key)
+            op.one_done()
+
+    # The loop.
+
+    def _turn(self, timeout_s: float | None) -> None:
+        """Handle what is ready, waiting for the first of it. Raises Interrupted."""
+        self._busy += 1
+        try:
+            for fd, _ in self._poller.poll(timeout_s):
+                handler = self._handlers.get(fd)
+                if handler is not None:
+                    handler()
+        finally:
+            self._busy -= 1
+        self._looked_s = time.monotonic()
+        self._obey()
+
+    def _obey(self) -> None:
+        newest = self.orders.newest
+        if newest is not None and newest.epoch > self.epoch:
+            self._void = True
+            raise Interrupted(newest)
+
+    def _watch(self, fd: int, handler: Callable[..., object]) -> None:
+        self._handlers[fd] = handler
+        self._poller.register(fd, select.EPOLLIN)
+
+    def _unwatch(self, fd: int) -> None:
+        if self._handlers.pop(fd, None) is not None:
+            self._poller.unregister(fd)
+
+    def _listen(self) -> None:
+        if not self.orders.read():  # the agent is gone, or will speak by another way
+            self._unwatch(self.orders.fd)
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                stream, _ = listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            incoming = Incoming(ready(stream), self)
+            fd = stream.fileno()
+            self._incoming[fd] = incoming
+            self._watch(fd, lambda incoming=incoming, fd=fd: self._read(incoming, fd))
+
+    def _read(self, incoming: Incoming, fd: int) -> None:
+        if incoming.read():
+            return
+        self._unwatch(fd)
+        del self._incoming[fd]
+        incoming.close()
+        if incoming.member is not None:
+            self._on_gone(incoming.member)
+
+    def _open(self, member: int) -> Outgoing:
+        stream = connect(self.table.addresses.get(member, ()))
+        outgoing = Outgoing(stream, hello(self._secret, self.member, member, self.epoch))
+        self._outgoing[member] = outgoing
+        return outgoing
+
+    def _flush(self, member: int) -> None:
+        outgoing = self._outgoing[member]
+        fd = None if outgoing.stream is None else outgoing.stream.fileno()
+        if outgoing.flush() and fd is not None:
+            self._behind.discard(member)
+            if outgoing.stream is None:  # closed: the kernel forgets it by itself
+                self._handlers.pop(fd, None)
+            else:
+                self._unwatch(fd)
+
+    def _forget(self, member: int) -> None:
+        outgoing = self._outgoing.pop(member)
+        if outgoing.stream is not None:
+            self._unwatch(outgoing.stream.fileno())
+        self._behind.discard(member)
+        outgoing.close()
+
+
+def _fill(place: memoryview, data: memoryview, key: Any) -> None:
+    if len(place) != len(data):
+        raise RunError(f"{key}: {len(data)} bytes came where {len(place)} were awaited")
+    place[:] = data

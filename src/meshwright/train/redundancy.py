@@ -1,0 +1,187 @@
+"""The state of another rank in this one's memory, current at every step that counts.
+
+Before the vote on a step each rank sends its keeper the redo log: its reduced gradients, what its
+routers go by, and their counts. A keeper votes only once it has the logs of its wards; so a step
+that counts can be redone from the keepers. After the vote it makes the same update as its ward.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshwright.base.pulse import Phase
+from meshwright.plan.job import OptimizerSection
+from meshwright.train.fabric.fabric import Operation
+from meshwright.train.fabric.group import FabricGroup, bytes_of
+from meshwright.train.optim import MasterOptimizer
+from meshwright.train.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class KeptGroup:
+    """One flat group of a ward, as the optimizer sees it."""
+
+    master: Tensor
+    grad: Tensor
+    decay_size: int
+
+
+@dataclass(frozen=True)
+class Router:
+    """What the routers of a rank go by, and the counts that a step teaches them."""
+
+    state: list[Tensor]
+    counts: Tensor | None
+
+
+class Kept:
+    """The state of one ward after the last step that counts, and the log of the one under way."""
+
+    def __init__(self, shapes: dict[str, Any], settings: OptimizerSection) -> None:
+        dtype = getattr(torch, shapes["grad_dtype"])
+        self.groups = [
+            KeptGroup(torch.empty(n), torch.empty(n, dtype=dtype), decay)
+            for n, decay in shapes["groups"]
+        ]
+        self.optimizer = MasterOptimizer(self.groups, settings)
+        self.optimizer.set_updates_done(shapes["updates"])
+        self._sizes = shapes["router"]
+        self.router = Router([torch.empty(n) for n in self._sizes], None)
+        self.coming = self._room()
+        self._has_counts = bool(shapes["counts"])
+        self._counts_shape = tuple(shapes["counts"])
+
+    def _room(self) -> list[Tensor]:
+        return [torch.empty(n) for n in self._sizes]
+
+    def state(self) -> list[Tensor]:
+        """Masters and moments by group, then routers': in the order of `state_tensors`."""
+        found = []
+        for group, moments in zip(self.groups, self.optimizer.moments, strict=True):
+            found += [group.master, *moments]
+        return [*found, *self.router.state]
+
+    def log(self) -> list[Tensor]:
+        """Where the log of a step arrives."""
+        self.counts = torch.empty(self._counts_shape, dtype=torch.int64)
+        counts = [self.counts] if self._has_counts else []
+        return [*(group.grad for group in self.groups), *self.coming, *counts]
+
+    def apply(self, rate: float | None, divisor: float) -> None:
+        """The step of the log counts; `rate` None: it was skipped."""
+        learnt = self.counts if rate is not None and self._has_counts else None
+        self.router, self.coming = Router(self.coming, learnt), self.router.state
+        if rate is not None:
+            self.optimizer.step(rate, divisor)
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory that it takes."""
+        tensors = [*self.state(), *(group.grad for group in self.groups)]
+        return sum(tensor.nbytes for tensor in tensors)
+
+
+class Mirror:
+    """What a rank does for its wards, and for itself with its keeper. See `trainer.Redundancy`."""
+
+    def __init__(
+        self, trainer: Trainer, world: FabricGroup, keeper: int, wards: tuple[int, ...]
+    ) -> None:
+        self._trainer, self._world, self._keeper = trainer, world, keeper
+        self._wards = wards
+        self.kept: dict[int, Kept] = {}
+        self.seconds, self.steps = 0.0, 0  # spent for it, since last asked
+
+    def log(self) -> None:
+        """Send this rank's log and wait for those of its wards."""
+        self._trainer.mesh.clock.enter(Phase.MIRROR)
+        start = time.perf_counter()
+        ops = [self._world.send(x, self._keeper) for x in self._own_log() if x.numel()]
+        for ward in self._wards:
+            ops += self._receive(self.kept[ward].log(), ward)
+        for op in ops:
+            op.wait()
+        self.seconds += time.perf_counter() - start
+
+    def apply(self, rate: float | None, divisor: float) -> None:
+        """Make the wards' updates."""
+        start = time.perf_counter()
+        for kept in self.kept.values():
+            kept.apply(rate, divisor)
+        self.seconds += time.perf_counter() - start
+        self.steps += 1
+
+    def exchange(self, pairs: list[tuple[int, int]], rank: int) -> None:
+        """For each (ward, keeper) of `pairs` the ward sends all that it has, and the keeper keeps
+        it; the state of all is that of the same step."""
+        for ward, keeper in pairs:
+            if keeper == rank:
+                self.kept.pop(ward, None)
+        ops: list[Operation] = []
+        alive: list[Tensor] = []  # until it has been sent
+        for ward, _ in pairs:
+            if ward == rank:
+                alive += self._seed()
+        ops += [self._world.send(x, self._keeper) for x in alive if x.numel()]
+        arrived: dict[int, Kept] = {}
+        for ward, keeper in pairs:
+            if keeper == rank:
+                arrived[ward] = self._take_seed(ward)
+        for op in ops:
+            op.wait()
+        self.kept.update(arrived)
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory that it takes on this rank."""
+        return sum(kept.n_bytes for kept in self.kept.values())
+
+    def take_cost(self) -> tuple[int, float]:
+        """Bytes held for others, and seconds of a step since it was last asked."""
+        seconds = self.seconds / max(self.steps, 1)
+        self.seconds, self.steps = 0.0, 0
+        return self.n_bytes, seconds
+
+    def _own_log(self) -> list[Tensor]:
+        trainer = self._trainer
+        counts = trainer.routing.packed_counts
+        grads = [group.grad for group in trainer.data.groups]
+        routers = [x.clone() for x in trainer.routing.state().values()]
+        return [*grads, *routers, *([] if counts is None else [counts])]
+
+    def _seed(self) -> list[Tensor]:
+        trainer = self._trainer
+        groups, moments = trainer.data.groups, trainer.optimizer.moments
+        routers = list(trainer.routing.state().values())
+        layers = len(trainer.routing.layers)
+        shapes = {
+            "groups": [[group.master.numel(), group.decay_size] for group in groups],
+            "grad_dtype": str(groups[0].grad.dtype).removeprefix("torch."),
+            "router": [x.numel() for x in routers],
+            "counts": [layers, trainer.job.model.n_experts] if layers else [],
+            "updates": trainer.optimizer.updates_done,
+        }
+        data = torch.frombuffer(bytearray(json.dumps(shapes).encode()), dtype=torch.uint8)
+        state: list[Tensor] = []
+        for group, pair in zip(groups, moments, strict=True):
+            state += [group.master, *pair]
+        return [torch.tensor([data.numel()]), data, *state, *(x.clone() for x in routers)]
+
+    def _take_seed(self, ward: int) -> Kept:
+        size = torch.zeros(1, dtype=torch.int64)
+        self._world.receive(size, ward).wait()
+        data = torch.empty(int(size), dtype=torch.uint8)
+        self._world.receive(data, ward).wait()
+        kept = Kept(json.loads(bytes(bytes_of(data))), self._trainer.job.optimizer)
+        for op in self._receive(kept.state(), ward):
+            op.wait()
+        return kept
+
+    def _receive(self, places: list[Tensor], ward: int) -> list[Operation]:
+        return [self._world.receive(x, ward) for x in places if x.numel()]

@@ -1,0 +1,62 @@
+"""What a run that survives says of its losses, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.base.events import Kind
+
+_KINDS = frozenset(
+    {
+        Kind.TAKEOVER_DONE,
+        Kind.RESIZED,
+        Kind.HANG,
+        Kind.STRAGGLER,
+        Kind.CORRUPT,
+        Kind.ALERT,
+        Kind.ADVICE,
+    }
+)
+
+
+def survival_words(event: Mapping[str, Any]) -> str | None:
+    """One line for an event of a run that survives; None for any other."""
+    kind = event.get("kind")
+    if kind not in _KINDS:
+        return None
+    match kind:
+        case Kind.TAKEOVER_DONE:
+            return _takeover(event)
+        case Kind.RESIZED:
+            took = _seconds(event.get("resize_s"))
+            return f"goes on as {event.get('after')}, was {event.get('before')}; took {took}"
+        case Kind.HANG:
+            said = event.get("cause") or f"hung in {event.get('phase')}"
+            return f"rank {event.get('rank')} is {said} for {_seconds(event.get('stalled_s'))}"
+        case Kind.STRAGGLER:
+            ratio = event.get("busy_ratio")
+            much = f"{ratio:.2f} times" if isinstance(ratio, float) else "more than"
+            return f"rank {event.get('rank')} is slow: {much} the time of its like"
+        case Kind.CORRUPT:
+            return f"rank {event.get('rank')}: {event.get('what')}"
+        case Kind.ALERT:
+            return str(event.get("what"))
+        case _:
+            return str(event.get("advice"))
+
+
+def _takeover(event: Mapping[str, Any]) -> str:
+    ranks = event.get("ranks")
+    names = ", ".join(map(str, ranks)) if isinstance(ranks, list) else "?"
+    which = f"rank {names}" if "," not in names else f"ranks {names}"
+    lost = event.get("lost_steps")
+    steps = "no step lost" if lost == 0 else f"{lost} steps lost"
+    took = _seconds(event.get("takeover_s"))
+    return f"{which} taken over ({event.get('cause')}) in {took}, {steps}"
+
+
+def _seconds(value: object) -> str:
+    if not isinstance(value, int | float):
+        return "?"
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"

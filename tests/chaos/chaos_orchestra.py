@@ -1,0 +1,251 @@
+"""The conductor's part in small: forks members, gives out tables, notes what was said and when."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from meshwright.base import pulse
+from meshwright.base.events import Kind, WorkerContext
+from meshwright.conduct.protocol import die_with_parent
+
+Said = dict[str, Any]
+
+
+@dataclass
+class Player:
+    """One member."""
+
+    number: int
+    pid: int
+    pidfd: int
+    orders: socket.socket
+    addresses: list[str] = field(default_factory=list)
+    ready: bool = False
+    alive: bool = True
+    status: int | None = None
+
+
+@dataclass
+class Takeover:
+    """Seconds from the first loss that led to it: until the table was out, and until all ran."""
+
+    epoch: int
+    lost: list[int]
+    begun_s: float
+    ordered_s: float = 0.0
+    done_s: float = 0.0
+    waiting: set[int] = field(default_factory=set)
+
+
+class Orchestra:
+    """`world` ranks and `spares`, running `entry`."""
+
+    def __init__(
+        self,
+        entry: Callable[[WorkerContext], object],
+        args: dict[str, Any],
+        world: int,
+        spares: int,
+        logs: Path,
+        bound_s: float = 120.0,
+    ) -> None:
+        self.entry, self.args, self.world, self.logs = entry, args, world, logs
+        self.epoch, self.members = 0, dict[int, int]()
+        self.players: dict[int, Player] = {}
+        self.said: list[Said] = []
+        self.takeovers: list[Takeover] = []
+        self.on_said: Callable[[Orchestra, Said], object] = lambda _o, _s: None
+        self._deadline_s = time.monotonic() + bound_s
+        self._events, self._event_fd = os.pipe()
+        os.set_blocking(self._events, False)
+        self._rest = self._line = b""
+        self._pulse_fd = pulse.create(64)
+        self._hurt_s: dict[int, float] = {}
+        self._lost: list[int] = []
+        self._poller = select.poll()
+        self._poller.register(self._events, select.POLLIN)
+        gc.collect()
+        gc.freeze()
+        for number in range(world + spares):
+            self.launch(number)
+
+    def launch(self, number: int) -> None:
+        """One more member."""
+        mine, theirs = socket.socketpair()
+        sys.stdout.flush()
+        pid = os.fork()
+        if not pid:
+            mine.close()
+            for player in self.players.values():
+                player.orders.close()
+                os.close(player.pidfd)
+            self._be_member(number, theirs)
+        theirs.close()
+        self.players[number] = Player(number, pid, os.pidfd_open(pid), mine)
+        self._poller.register(self.players[number].pidfd, select.POLLIN)
+
+    def _be_member(self, number: int, orders: socket.socket) -> NoReturn:
+        code = 1
+        try:
+            die_with_parent()
+            faulthandler.disable()
+            log = os.open(self.logs / f"{number}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            context = WorkerContext(
+                rank=number,
+                world=self.world,
+                store_port=0,
+                store_fd=None,
+                event_fd=self._event_fd,
+                args=self.args,
+                member=number,
+                orders_fd=orders.detach(),
+                pulse_fd=self._pulse_fd,
+                secret="secret",
+            )
+            self.entry(context)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+
+    def run(self) -> list[Said]:
+        """To the end of all ranks; everything that was said. Raises AssertionError with the last
+        words of whoever failed, or if the time is over."""
+        try:
+            while not self.over:
+                self.turn()
+            return self.said
+        finally:
+            self.close()
+
+    @property
+    def over(self) -> bool:
+        """Whether every rank's member has returned."""
+        held = [self.players[member] for member in self.members.values()]
+        return bool(held) and all(player.status == 0 for player in held)
+
+    def turn(self, timeout_s: float = 0.5) -> None:
+        """Hear, and act."""
+        assert time.monotonic() < self._deadline_s, f"time is over\n{self._words()}"
+        for fd, _ in self._poller.poll(timeout_s * 1e3):
+            if fd == self._events:
+                self._hear()
+            else:
+                self._bury(fd)
+        if not self.epoch:
+            if all(player.addresses for player in self.players.values()):
+                self.order({rank: rank for rank in range(self.world)}, [])
+        elif self._lost:
+            self._replace()
+
+    def kill(self, member: int, number: signal.Signals = signal.SIGKILL) -> None:
+        """Kill a member now."""
+        self._hurt_s.setdefault(member, time.monotonic())
+        os.kill(self.players[member].pid, number)
+
+    def order(
+        self, members: dict[int, int], lost: Sequence[int], resize: dict[str, Any] | None = None
+    ) -> None:
+        """Give out a table."""
+        self.epoch, self.members = self.epoch + 1, members
+        alive = {p.number: p for p in self.players.values() if p.alive}
+        table = {
+            "op": "table",
+            "epoch": self.epoch,
+            "members": {str(rank): member for rank, member in members.items()},
+            "addresses": {str(n): player.addresses for n, player in alive.items()},
+            "lost": list(lost),
+            "resize": resize,
+        }
+        self._line = json.dumps(table).encode() + b"\n"
+        for player in alive.values():
+            self._tell(player)
+
+    def _tell(self, player: Player) -> None:
+        with suppress(OSError):
+            player.orders.sendall(self._line)
+
+    def _replace(self) -> None:
+        holders = set(self.members.values())
+        free = [p.number for p in self.players.values() if p.alive and p.ready]
+        free = [number for number in free if number not in holders]
+        lost = [rank for rank, member in self.members.items() if member in self._lost]
+        if len(free) < len(lost):
+            return  # one may still be getting ready
+        members = {**self.members, **dict(zip(lost, free, strict=False))}
+        begun_s = min(self._hurt_s[member] for member in self._lost)
+        if self.takeovers and not self.takeovers[-1].done_s:
+            begun_s = self.takeovers.pop().begun_s
+        self._lost = []
+        self.order(members, lost)
+        taken = Takeover(self.epoch, lost, begun_s, time.monotonic() - begun_s)
+        taken.waiting = set(members.values())
+        self.takeovers.append(taken)
+
+    def _hear(self) -> None:
+        data = os.read(self._events, 1 << 20)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            said = json.loads(line)
+            player = self.players[said["member"]]
+            if said["kind"] == Kind.MEMBER_UP:
+                player.addresses = said["addresses"]
+                if self.epoch:
+                    self._tell(player)
+            elif said["kind"] == Kind.SPARE_READY:
+                player.ready = True
+            elif said["kind"] == Kind.EXECUTING and self.takeovers:
+                taken = self.takeovers[-1]
+                if said["epoch"] == taken.epoch:
+                    taken.waiting.discard(player.number)
+                    if not taken.waiting:
+                        taken.done_s = time.monotonic() - taken.begun_s
+            self.said.append(said)
+            self.on_said(self, said)
+
+    def _bury(self, pidfd: int) -> None:
+        player = next(p for p in self.players.values() if p.pidfd == pidfd)
+        self._poller.unregister(pidfd)
+        result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+        assert result is not None
+        exited = result.si_code == os.CLD_EXITED
+        player.alive, player.status = False, result.si_status if exited else -result.si_status
+        if exited and player.status:
+            raise AssertionError(f"member {player.number} failed\n{self._words()}")
+        if player.status and player.number in self.members.values():
+            self._hurt_s.setdefault(player.number, time.monotonic())
+            self._lost.append(player.number)
+
+    def _words(self) -> str:
+        logs = sorted(self.logs.glob("*.log"))
+        return "\n".join(f"{log.name}: {log.read_text()[-3000:]}" for log in logs)
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        for player in self.players.values():
+            if player.alive:
+                os.kill(player.pid, signal.SIGKILL)
+                os.waitid(os.P_PIDFD, player.pidfd, os.WEXITED)
+            os.close(player.pidfd)
+            player.orders.close()
+        for fd in (self._events, self._event_fd, self._pulse_fd):
+            os.close(fd)

@@ -1,0 +1,188 @@
+"""Thousands of schedules of faults against the real decisions, and that each check can fail."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from surviving_scene import make_job
+
+from meshwright.conduct.members import (
+    Action,
+    Ended,
+    Event,
+    NodeGone,
+    SendTable,
+    Stage,
+    State,
+    Unlinked,
+)
+from meshwright.conduct.muster import Muster
+from meshwright.conduct.simulation import Simulation, Verdict, ViolationError
+from meshwright.conduct.takeover import decide
+
+FAULTS = ("kill", "kill", "freeze", "agent", "agent unseen", "cut", "partition", "crash")
+SPARES = Muster(make_job(6, cluster={"spares": 2, "nodes": 3}))
+AMPLE = Muster(make_job(6, cluster={"spares": 4, "nodes": 3}))
+SHRINKS = Muster(make_job(6, cluster={"nodes": 3}))
+WAITS = Muster(make_job(4, cluster={"nodes": 2}, resilience={"on_no_spare": "wait"}))
+SCHEDULES = 400  # of each kind
+
+
+def play(muster: Muster, seed: int, faults: tuple[str, ...] = FAULTS, **options: Any) -> Verdict:
+    """The run of one seed, with one to four faults."""
+    world = Simulation(seed, muster, steps=24, **options)
+    dice = random.Random(-seed - 1)
+    time_s = 0.0
+    for _ in range(dice.randint(1, 4)):
+        time_s += dice.uniform(0.2, 6.0)
+        world.clock.after(time_s, lambda: strike(world, dice, dice.choice(faults)))
+    return world.play(limit_s=4000.0)
+
+
+def strike(world: Simulation, dice: random.Random, fault: str) -> None:
+    """One fault, now."""
+    node, member = dice.randrange(len(world.agents)), dice.randrange(10)
+    match fault:
+        case "kill":
+            world.kill(member)
+        case "freeze":
+            world.freeze(member)
+        case "agent":
+            world.kill_agent(node, seen=True)
+        case "agent unseen":
+            world.kill_agent(node, seen=False)
+        case "cut" | "partition":
+            world.cut(node, dice.choice((0.1, 5.0, 30.0)), data=fault == "partition")
+        case "crash" if world.conductor is not None:  # a run has one at a time
+            world.fire()
+            world.clock.after(dice.uniform(0.1, 10.0), world.hire)
+
+
+@pytest.mark.parametrize(
+    ("muster", "share"),
+    [
+        pytest.param(SPARES, 0.98, id="spares"),
+        pytest.param(SHRINKS, 0.96, id="shrinks"),
+        pytest.param(WAITS, 0.85, id="waits"),  # of two nodes, both are often lost
+    ],
+)
+def test_every_schedule_ends_and_breaks_no_rule(muster: Muster, share: float) -> None:
+    finished = 0
+    for seed in range(SCHEDULES):
+        end = play(muster, seed)
+        assert end.stage is Stage.OVER
+        assert (end.failure is None) == (end.step == 24), (seed, end)
+        finished += end.failure is None
+    assert finished > share * SCHEDULES
+
+
+@pytest.mark.parametrize("cut_s", [30.0, 120.0, 600.0])
+def test_a_cut_control_link_restarts_nobody_and_is_told_once(cut_s: float) -> None:
+    world = Simulation(1, SPARES, steps=2000)
+    world.run_until(10.0)
+    world.cut(1, cut_s, data=False)
+    world.run_until(20.0 + cut_s)
+    end = world.verdict()
+    assert (end.restarts, end.replaced, end.alerts) == (0, [], 1)
+    assert end.step > 2 * cut_s  # two steps a second, all the while
+
+
+@pytest.mark.parametrize("cut_s", [30.0, 120.0, 600.0])
+def test_with_the_data_link_cut_too_there_is_one_recovery(cut_s: float) -> None:
+    world = Simulation(2, AMPLE, steps=2000)
+    world.run_until(10.0)
+    old = [m for m in world.agents[1].members.values() if m.rank >= 0]
+    world.cut(1, cut_s, data=True)
+    world.run_until(30.0 + cut_s)
+    end = world.verdict()
+    assert sorted(end.replaced) == [member.number for member in old] == [2, 3]
+    assert end.takeovers == 1
+    assert not any(member.alive for member in old)
+    assert world.step > 10 + cut_s  # it stood still for one lease
+
+
+def broken(muster: Muster, message: str, faults: tuple[str, ...], **options: Any) -> bool:
+    """Whether some schedule breaks the rule that `message` names."""
+    for seed in range(100):
+        try:
+            play(muster, seed, faults, **options)
+        except ViolationError as error:
+            if message in str(error):
+                return True
+    return False
+
+
+def test_replacing_without_evidence_is_caught() -> None:
+    def hasty(state: State, events: Sequence[Event], now_s: float) -> tuple[State, list[Action]]:
+        events = [
+            NodeGone(event.node, "its line was cut") if isinstance(event, Unlinked) else event
+            for event in events
+        ]
+        return decide(state, events, now_s)
+
+    assert broken(SPARES, "without evidence", ("cut",), decide=hasty)
+
+
+def crash_amid_a_table(seed: int, **options: Any) -> Verdict:
+    """A conductor that crashes while a table is under way, and a node that its heir cannot see."""
+    world = Simulation(seed, SPARES, steps=40, **options)
+    world.run_until(10.0)
+    world.kill(2)
+    world.run_until(10.0 + random.Random(seed).uniform(0.0, 0.3))
+    world.fire()
+    world.cut(2, 8.0, data=False)
+    world.clock.after(0.1, world.hire)
+    return world.play(limit_s=4000.0)
+
+
+def test_a_crash_amid_a_table_does_no_harm() -> None:
+    assert all(crash_amid_a_table(seed).failure is None for seed in range(100))
+
+
+def test_giving_an_epoch_twice_is_caught() -> None:
+    with pytest.raises(ViolationError, match="two members hold rank 2 in epoch 2"):
+        for seed in range(100):
+            crash_amid_a_table(seed, epochs_of_one=0)
+
+
+def test_never_looking_at_leases_is_caught() -> None:
+    def patient(state: State, events: Sequence[Event], now_s: float) -> tuple[State, list[Action]]:
+        forever = replace(state.limits, lease_conductor_s=1e9)
+        return decide(replace(state, limits=forever), events, now_s)
+
+    assert broken(SPARES, "no end", ("agent unseen",), decide=patient)
+
+
+def test_losing_a_death_is_caught() -> None:
+    def deaf(state: State, events: Sequence[Event], now_s: float) -> tuple[State, list[Action]]:
+        events = [e for e in events if not (isinstance(e, Ended) and e.exit.failed)]
+        return decide(state, events, now_s)
+
+    assert broken(SPARES, "no end", ("kill",), decide=deaf)
+
+
+def test_forgetting_that_state_grows_old_is_caught() -> None:
+    def forgetful(
+        state: State, events: Sequence[Event], now_s: float
+    ) -> tuple[State, list[Action]]:
+        after, actions = decide(state, events, now_s)
+        tables = [a for a in actions if isinstance(a, SendTable)]
+        kept = [replace(a, lost=()) if a in tables else a for a in actions]
+        return after, kept
+
+    assert broken(SPARES, "is not lost", ("kill",), decide=forgetful)
+
+
+def test_replacing_twice_is_caught() -> None:
+    def again(state: State, events: Sequence[Event], now_s: float) -> tuple[State, list[Action]]:
+        after, actions = decide(state, events, now_s)
+        tables = [a for a in actions if isinstance(a, SendTable)]
+        if tables and state.epoch > 1:
+            after = replace(after, table=state.table)
+        return after, actions
+
+    assert broken(SPARES, "replaced twice", ("kill",), decide=again)

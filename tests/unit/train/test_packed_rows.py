@@ -1,0 +1,90 @@
+"""Packed rows leak nothing: what a document is, the trainer's attention sees as the packer meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from meshwright.data.packing import PackedRows
+from meshwright.data.store import TokenStore
+from meshwright.models import presets
+from meshwright.train.documents import document_ids, positions_in_documents
+from meshwright.train.init import initial_values
+from meshwright.train.nn.attention import attend_whole
+from meshwright.train.nn.decoder import Decoder
+from meshwright.train.nn.passing import Pass
+
+EOT, VOCAB, LENGTH, COPIES = 0, 21, 30, 20
+
+
+def rows_of(documents: list[np.ndarray], seq_len: int) -> PackedRows:
+    starts = np.cumsum([0, *(document.size for document in documents)])
+    return PackedRows(TokenStore(Path("none"), np.concatenate(documents), starts), seq_len)
+
+
+def document(seed: int, length: int = LENGTH) -> np.ndarray:
+    """Random ids and the end of text."""
+    drawn = np.random.default_rng(seed).integers(1, VOCAB, length - 1)
+    return np.append(drawn, EOT)
+
+
+def best_copier(tokens: Tensor, documents: Tensor | None) -> float:
+    """Share of the tokens after the first document that attention foretells when it looks where a
+    copy of the next token stands: the best that any trained model could do by copying."""
+    seq = tokens.shape[1]
+    places, wanted = torch.eye(seq), torch.zeros(seq, seq)
+    wanted[torch.arange(LENGTH - 1, seq), torch.arange(seq - LENGTH + 1)] = 1.0
+    values = F.one_hot(tokens, VOCAB).float()
+    q, k, v = (x[None, None] for x in (wanted, places, values[0]))
+    seen = attend_whole(q, k, v, documents, 1e3)[0, 0].argmax(-1)
+    inside = torch.arange(seq - 1) % LENGTH < LENGTH - 1  # the next is of the same document
+    inside &= torch.arange(seq - 1) >= LENGTH
+    return float((seen[:-1] == tokens[0, 1:])[inside].float().mean())
+
+
+def test_copies_of_a_document_stay_at_chance() -> None:
+    """profam#495: twenty copies packed together gave 95 % where 5 % is chance."""
+    rows = rows_of([document(0)] * COPIES, LENGTH * COPIES - 1)
+    tokens = torch.from_numpy(rows.read(np.array([0])))
+    documents = document_ids(tokens, EOT)
+    assert documents.max() == COPIES - 1
+    assert best_copier(tokens, None) > 0.95  # the probe finds the leak where there is one
+    assert best_copier(tokens, documents) < 0.2
+
+
+def logits(model: Decoder, tokens: Tensor, masked: bool) -> Tensor:
+    documents = document_ids(tokens, EOT) if masked else torch.zeros_like(tokens)
+    places = positions_in_documents(documents)
+    about = Pass(
+        model.rope_at(places), torch.arange(tokens.shape[1]), documents=documents, places=places
+    )
+    return F.linear(model(tokens, about), model.head_weight)
+
+
+def test_another_first_document_changes_no_bit_of_the_logits_of_the_second() -> None:
+    """nanoVLM#204: 0.46 where only positions had been reset."""
+    spec = presets.preset("tiny")
+    model = Decoder(spec)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            values = initial_values(spec, 0, name, torch.arange(parameter.numel()))
+            parameter.copy_(values.view_as(parameter))
+    second = document(1, 34)
+    found = []
+    for seed in (2, 3):
+        rows = rows_of([document(seed), second], 63)
+        tokens = torch.from_numpy(rows.read(np.array([0])))
+        assert len(rows) == 1
+        place = int((tokens[0] == int(second[0])).nonzero()[0])
+        packed = rows.read_packed(np.array([0])).documents[0]
+        mine = torch.from_numpy(packed == packed[np.flatnonzero(tokens[0].numpy() == EOT)[0]])
+        assert int(mine.sum()) == 34  # the longest document goes first
+        assert place == 0
+        with torch.no_grad():
+            inputs = tokens[:, :-1].roll(-34, 1) if False else tokens.flip(0)
+            found.append([logits(model, inputs, masked)[0][mine] for masked in (True, False)])
+    assert torch.equal(found[0][0], found[1][0])

@@ -1,0 +1,60 @@
+"""What follows from where the ranks stand, and who is right when replicas disagree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright.base.errors import RunError
+from meshwright.train.agreement import Disagreement, disagreements
+from meshwright.train.gradients import Vote
+from meshwright.train.recovery import Standing, settle
+
+VOTE = Vote(loss=2.5, tokens=64, grad_norm=0.1, stop=False)
+BEFORE = Standing(0, fresh=False, applied=7, agreed=(6, VOTE), evaluated=7, saved=5)
+
+
+def test_a_step_without_a_vote_is_repeated() -> None:
+    reduced = replace(BEFORE, rank=1, reduced=7)
+    found = settle([BEFORE, reduced, Standing(2, fresh=True)])
+    assert (found.steps, found.late, found.fresh) == (7, (), (2,))
+    assert not found.from_nothing
+
+
+@pytest.mark.parametrize("applied", [7, 8], ids=["held", "applied"])
+def test_a_step_that_anybody_has_voted_on_counts(applied: int) -> None:
+    voted = replace(BEFORE, rank=1, applied=applied, reduced=7, agreed=(7, VOTE))
+    found = settle([replace(BEFORE, reduced=7), voted, Standing(2, fresh=True)])
+    assert found.steps == 8 and found.agreed == (7, VOTE)
+    assert found.late == ((0, 1) if applied == 7 else (0,))
+
+
+def test_who_lost_the_gradients_of_a_step_that_counts_ends_the_run() -> None:
+    voted = replace(BEFORE, rank=1, applied=8, agreed=(7, VOTE))
+    with pytest.raises(RunError, match="rank 0 stands at step 7 without the gradients"):
+        settle([BEFORE, voted])
+
+
+def test_what_follows_a_step_is_done_again_where_anybody_has_not() -> None:
+    found = settle([BEFORE, replace(BEFORE, rank=1, evaluated=4, saved=0, checked=3)])
+    assert (found.evaluated, found.saved, found.checked) == (4, 0, 0)
+
+
+def test_without_any_state_it_is_a_start() -> None:
+    found = settle([Standing(0, fresh=True, peak_flops=3.0), Standing(1, fresh=True)])
+    assert found.from_nothing and found.peak_flops == 3.0
+
+
+def test_a_standing_survives_the_way() -> None:
+    standing = replace(BEFORE, reduced=6, keeps=(3, 4), peak_flops=0.1)
+    assert Standing.from_bytes(standing.as_bytes()) == standing
+
+
+def test_replicas_that_differ_are_named_and_the_odd_one_out() -> None:
+    threes = [(1, 2), (0, 2), (0, 1), (4,), (3,)]
+    assert disagreements([5, 5, 5, 9, 9], threes) == []
+    assert disagreements([5, 6, 5, 9, 8], threes) == [
+        Disagreement((0, 1, 2), (1,)),
+        Disagreement((3, 4), ()),
+    ]
