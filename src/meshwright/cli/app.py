@@ -12,6 +12,7 @@ from meshwright.base.errors import MeshwrightError
 from meshwright.cli import (
     calibrate,
     check,
+    data,
     drill,
     dryrun,
     generate,
@@ -40,6 +41,7 @@ app.command("calibrate")(calibrate.calibrate)
 app.command("report")(report.report)
 app.command("drill")(drill.drill)
 app.add_typer(job.job, name="job")
+app.add_typer(data.data, name="data")
 app.command("run", context_settings=run_command.CONTEXT)(run_command.run)
 app.command("generate")(generate.generate)
 app.command("validate")(validate.validate)

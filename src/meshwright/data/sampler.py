@@ -30,20 +30,26 @@ def sample_indices(seed: int, ks: npt.NDArray[np.int64], n: int) -> npt.NDArray[
     if n < 1 or (ks.size and int(ks.min()) < 0):
         raise ValueError(f"sample numbers must be >= 0 and n ({n}) >= 1")
     epochs, positions = np.divmod(ks.astype(np.uint64), np.uint64(n))
-    keys = _round_keys(seed, epochs)
+    one = not ks.size or epochs.min() == epochs.max()  # as a rule; keys are half of the work
+    keys = _round_keys(seed, epochs[:1] if one else epochs)
     half_bits = np.uint64(max(_LEAST_HALF_BITS, ((n - 1).bit_length() + 1) // 2))
     values = _permute(positions, keys, half_bits)
     outside = np.flatnonzero(values >= n)
     while outside.size:
-        values[outside] = _permute(values[outside], keys[:, outside], half_bits)
+        values[outside] = _permute(values[outside], keys if one else keys[:, outside], half_bits)
         outside = outside[values[outside] >= n]
     return values.astype(np.int64)
+
+
+def derived_seed(seed: int, salt: int) -> int:
+    """A seed for part `salt` >= 0 of what `seed` governs, unrelated to those of other parts."""
+    return int(_mix(_mix(np.array([seed], np.uint64)) ^ _mix(np.array([salt + 1], np.uint64)))[0])
 
 
 def _permute(
     values: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64], half_bits: np.uint64
 ) -> npt.NDArray[np.uint64]:
-    """One pass of the network over `values` [m] of 2 x half_bits bits; keys [_ROUNDS, m]."""
+    """One pass of the network over `values` [m] of 2 x half_bits bits; keys [_ROUNDS, m or 1]."""
     mask = (np.uint64(1) << half_bits) - np.uint64(1)
     left, right = values >> half_bits, values & mask
     for key in keys:

@@ -57,6 +57,11 @@ class TokenStore:
         return self.tokens[self.starts[i] : self.starts[i + 1]]
 
 
+def as_plain(tokens: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
+    """The same tokens; a slice of a memory map costs three of a plain array's."""
+    return tokens.view(np.ndarray) if isinstance(tokens, np.memmap) else tokens
+
+
 def open_store(prefix: Path) -> TokenStore:
     """Open `prefix`.bin and .idx. Raises DataError if they are absent, torn or do not match."""
     bin_path, idx_path = store_paths(prefix)
@@ -65,14 +70,22 @@ def open_store(prefix: Path) -> TokenStore:
         bin_bytes = bin_path.stat().st_size
     except OSError as error:
         raise DataError(f"token store {prefix}: {error.filename}: {error.strerror}") from error
+    dtype, starts = read_index(prefix, index, bin_bytes)
+    return TokenStore(prefix, np.memmap(bin_path, dtype=dtype, mode="r"), starts)
+
+
+def read_index(
+    prefix: Path, index: bytes, bin_bytes: int
+) -> tuple[np.dtype[Any], npt.NDArray[np.int64]]:
+    """(id type, where each document begins and the last ends) of what an .idx holds beside a .bin
+    of `bin_bytes`. Raises DataError if they are torn, do not match or hold nothing."""
     dtype, lengths, document_index = _parse_index(prefix, index)
     n_tokens = int(lengths.sum(dtype=np.int64))
     if bin_bytes != n_tokens * dtype.itemsize:
         raise _torn(prefix, f".bin has {bin_bytes} bytes, .idx tells {n_tokens * dtype.itemsize}")
     if not n_tokens:
         raise _torn(prefix, "it holds no tokens")
-    starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])[document_index]
-    return TokenStore(prefix, np.memmap(bin_path, dtype=dtype, mode="r"), starts)
+    return dtype, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])[document_index]
 
 
 def store_paths(prefix: Path) -> tuple[Path, Path]:
@@ -107,6 +120,12 @@ class StoreWriter:
         """Close the current document with the end-of-text id."""
         self.add(self._end_of_text)
         self._lengths.append(self._length)
+        self._length = 0
+
+    def extend(self, tokens: npt.NDArray[np.integer], lengths: npt.NDArray[np.integer]) -> None:
+        """Append whole documents of `lengths`, each with its end-of-text id, back to back."""
+        self.add(tokens)
+        self._lengths += lengths.tolist()
         self._length = 0
 
     @property

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from meshwright.base.errors import DataError
 from meshwright.data.sampler import sample_indices
-from meshwright.data.store import TokenStore
+from meshwright.data.store import TokenStore, as_plain
 
 
 class Windows:
@@ -28,22 +28,32 @@ class Windows:
             )
         self.store = store
         self.seq_len = seq_len
+        self._tokens = as_plain(store.tokens)
+        self._count = (store.n_tokens - 1) // seq_len
 
     def __len__(self) -> int:
-        return (self.store.n_tokens - 1) // self.seq_len
+        return self._count
 
     def spread(self, count: int) -> npt.NDArray[np.int64]:
         """Up to `count` windows evenly over the store, so that no few files decide a figure."""
         count = min(count, len(self))
         return np.arange(count) * len(self) // count
 
+    def spans(self, indices: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+        """Where in the store the tokens of windows `indices` are, as [start, stop)."""
+        starts = (indices * self.seq_len).tolist()
+        return [(start, start + self.seq_len + 1) for start in starts]
+
     def read(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Tokens of windows `indices` [m], int64 [m, seq_len + 1]. Raises IndexError."""
-        if ((indices < 0) | (indices >= len(self))).any():
+        chosen = indices.tolist()
+        if chosen and not 0 <= min(chosen) <= max(chosen) < len(self):
             raise IndexError(f"windows {indices} of {len(self)}")
-        offsets = np.arange(self.seq_len + 1)
-        tokens = self.store.tokens[indices[:, None] * self.seq_len + offsets]
-        return np.asarray(tokens, dtype=np.int64)
+        out = np.empty((len(indices), self.seq_len + 1), dtype=np.int64)
+        for target, index in zip(out, chosen, strict=True):
+            start = index * self.seq_len
+            target[:] = self._tokens[start : start + self.seq_len + 1]
+        return out
 
 
 @dataclass(frozen=True)

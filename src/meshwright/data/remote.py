@@ -1,0 +1,269 @@
+"""Stores that are read over the network: by blocks, checked, cached, and tried again.
+
+Any address that fsspec knows will do: `s3://…` (with s3fs), `https://…`, a path of a shared folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from threading import Lock
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from meshwright.base.errors import DataError
+from meshwright.data.blocks import BlockCache, Key
+from meshwright.data.samples import SampleStore, parse_index
+from meshwright.data.store import TokenStore, read_index
+
+Fetch = Callable[[int, int], bytes]
+"""Bytes [start, stop) of one file. Raises OSError."""
+
+_GONE = (FileNotFoundError, PermissionError, IsADirectoryError)  # trying again would not help
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How often a read is tried, and how long is waited after the first failure, then twice that,
+    and so on, up to `longest_s`."""
+
+    tries: int = 6
+    first_s: float = 0.1
+    longest_s: float = 10.0
+    sleep: Callable[[float], None] = time.sleep
+
+
+@dataclass
+class Traffic:
+    """Of a file: blocks and bytes fetched, reads that failed, blocks that came damaged."""
+
+    fetched: int = 0
+    fetched_bytes: int = 0
+    failed: int = 0
+    damaged: int = 0
+    lock: Lock = field(default_factory=Lock, repr=False)
+
+    def count(self, **more: int) -> None:
+        """Add to the figures of these names."""
+        with self.lock:
+            for name, many in more.items():
+                setattr(self, name, getattr(self, name) + many)
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file far away, of which blocks are fetched when they are first needed.
+
+    `sums`: CRC-32 of each block. Blocks from the cache are checked once in each process.
+    """
+
+    url: str
+    size: int
+    sums: npt.NDArray[np.uint32]
+    block_bytes: int
+    fetch: Fetch
+    cache: BlockCache
+    patience: Patience = field(default_factory=Patience)
+    at_once: int = 16
+    traffic: Traffic = field(default_factory=Traffic)
+    checked: set[int] = field(default_factory=set)
+
+    @property
+    def name(self) -> str:
+        """Under which it is in the cache: its address and what is in it."""
+        return sha256(self.url.encode() + self.sums.tobytes()).hexdigest()[:24]
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes [start, stop). Raises DataError if they cannot be had as they were built."""
+        parts = []
+        for block in range(start // self.block_bytes, -(-stop // self.block_bytes)):
+            first = block * self.block_bytes
+            low, high = max(start - first, 0), min(stop - first, self.block_bytes)
+            parts.append(self._part(block, low, high))
+        return b"".join(parts)
+
+    def fetch_spans(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Get all blocks of bytes [start, stop) of `spans` that are not here, side by side."""
+        size = self.block_bytes
+        wanted = {b for start, stop in spans for b in range(start // size, -(-stop // size))}
+        missing = sorted(block for block in wanted if self._key(block) not in self.cache)
+        if len(missing) > 1:
+            with ThreadPoolExecutor(min(self.at_once, len(missing))) as pool:
+                list(pool.map(self._get, missing))
+
+    def _key(self, block: int) -> Key:
+        return self.name, block
+
+    def _part(self, block: int, low: int, high: int) -> bytes:
+        if block in self.checked:
+            kept = self.cache.get(self._key(block), low, high)
+            if kept is not None:
+                return kept
+        return self._get(block)[low:high]
+
+    def _get(self, block: int) -> bytes:
+        """A whole block that is as it was built."""
+        kept = self.cache.get(self._key(block), 0, None)
+        if kept is not None:
+            if zlib.crc32(kept) == self.sums[block]:
+                self.checked.add(block)
+                return kept
+            self.cache.drop(self._key(block))
+        fresh = self._fetch(block)
+        self.cache.put(self._key(block), fresh)
+        self.checked.add(block)
+        return fresh
+
+    def _fetch(self, block: int) -> bytes:
+        start = block * self.block_bytes
+        stop = min(start + self.block_bytes, self.size)
+        where, why = f"{self.url}: bytes {start} to {stop}", ""
+        delay_s = self.patience.first_s
+        for attempt in range(self.patience.tries):
+            if attempt:
+                self.patience.sleep(delay_s)
+                delay_s = min(2 * delay_s, self.patience.longest_s)
+            try:
+                content = self.fetch(start, stop)
+            except _GONE as error:
+                fix = "has it been moved or removed?"
+                raise DataError(f"{where}: cannot be read: {_words(error)}; {fix}") from error
+            except OSError as error:
+                why = f"cannot be read: {_words(error)}; is the network or the storage down?"
+                self.traffic.count(failed=1)
+                continue
+            if len(content) == stop - start and zlib.crc32(content) == self.sums[block]:
+                self.traffic.count(fetched=1, fetched_bytes=len(content))
+                return content
+            why = "damaged there (the checksum differs); upload it again"
+            self.traffic.count(damaged=1)
+        raise DataError(f"{where}: {why} ({self.patience.tries} tries)")
+
+
+@dataclass(frozen=True)
+class RemoteArray:
+    """A one-dimensional array in a remote file, read by slices."""
+
+    file: RemoteFile
+    dtype: np.dtype[Any]
+
+    @property
+    def size(self) -> int:
+        """Items."""
+        return self.file.size // self.dtype.itemsize
+
+    def __getitem__(self, place: slice) -> npt.NDArray[Any]:
+        start, stop, _ = place.indices(self.size)
+        width = self.dtype.itemsize
+        return np.frombuffer(self.file.read(start * width, stop * width), self.dtype)
+
+    def fetch(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Get items [start, stop) of all `spans` here, side by side."""
+        width = self.dtype.itemsize
+        self.file.fetch_spans((start * width, stop * width) for start, stop in spans)
+
+
+@dataclass(frozen=True)
+class RemoteBuild:
+    """A folder that `meshwright data build` has made, at an address. `identity`: the hash of its
+    manifest."""
+
+    url: str
+    manifest: Mapping[str, Any]
+    identity: str
+    files: Any  # fsspec.AbstractFileSystem, which has no types
+    root: str
+    cache: BlockCache
+    patience: Patience
+
+    def tokens(self, part: str) -> TokenStore:
+        """The token store `part`. Raises DataError."""
+        file, index = self._open(part)
+        dtype, starts = read_index(Path(f"{self.url}/{part}"), index, file.size)
+        tokens = cast("npt.NDArray[np.integer]", RemoteArray(file, dtype))
+        return TokenStore(Path(part), tokens, starts)
+
+    def samples(self, part: str) -> SampleStore:
+        """The sample store `part`. Raises DataError."""
+        file, index = self._open(part)
+        prefix = Path(f"{self.url}/{part}")
+        offsets, sums = parse_index(prefix, index)
+        return SampleStore(prefix, RemoteArray(file, np.dtype(np.uint8)), offsets, sums)
+
+    def _open(self, part: str) -> tuple[RemoteFile, bytes]:
+        """The .bin, and all of the .idx."""
+        names = f"{part}.bin", f"{part}.idx", f"{part}.crc"
+        if any(name not in self.manifest["files"] for name in names):
+            raise DataError(f"{self.url}: has no {part}; name another part or build it")
+        path, url = f"{self.root}/{names[0]}", f"{self.url}/{names[0]}"
+        index, sums = (self._whole(name) for name in names[1:])
+        file = RemoteFile(
+            url,
+            self.manifest["files"][names[0]]["bytes"],
+            np.frombuffer(sums, "<u4"),
+            self.manifest["block_bytes"],
+            lambda start, stop: bytes(self.files.cat_file(path, start=start, end=stop)),
+            self.cache,
+            self.patience,
+        )
+        return file, index
+
+    def _whole(self, name: str) -> bytes:
+        content = _patiently(lambda: self.files.cat_file(f"{self.root}/{name}"), self.url, name)
+        if sha256(content).hexdigest() != self.manifest["files"][name]["sha256"]:
+            raise DataError(f"{self.url}/{name}: damaged (its hash differs); upload it again")
+        return content
+
+
+def open_remote(
+    url: str,
+    cache_folder: Path,
+    cache_bytes: int,
+    patience: Patience | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> RemoteBuild:
+    """The build at `url`. `options` are those of fsspec for its kind of address, as
+    `{"endpoint_url": …}` for S3. Raises DataError or ConfigError."""
+    patience = patience or Patience()
+    fsspec = importlib.import_module("fsspec")  # here, for it takes a while and has no types
+    try:
+        files, root = fsspec.core.url_to_fs(url, **(options or {}))
+    except (ImportError, ValueError) as error:
+        fix = "install what it names, or check the address"
+        raise DataError(f"{url}: cannot be opened: {_words(error)}; {fix}") from error
+    content = _patiently(lambda: files.cat_file(f"{root}/manifest.json"), url, "manifest.json")
+    try:
+        manifest = json.loads(content)
+        cache = BlockCache(cache_folder, cache_bytes, int(manifest["block_bytes"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{url}/manifest.json: is not one of ours; build it again") from error
+    return RemoteBuild(url, manifest, sha256(content).hexdigest(), files, root, cache, patience)
+
+
+def _patiently(read: Callable[[], bytes], url: str, name: str) -> bytes:
+    """The first reads of a run; a wrong address should be told soon, so they are tried twice."""
+    try:
+        return bytes(read())
+    except _GONE as error:
+        fix = "name what `meshwright data build` has built and you have uploaded"
+        raise DataError(f"{url}: no {name}: {_words(error)}; {fix}") from error
+    except OSError:
+        try:
+            return bytes(read())
+        except OSError as error:
+            fix = "is the network or the storage down?"
+            raise DataError(f"{url}/{name}: cannot be read: {_words(error)}; {fix}") from error
+
+
+def _words(error: BaseException) -> str:
+    said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(str(said).split())
