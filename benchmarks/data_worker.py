@@ -54,6 +54,30 @@ def _drain(batches: Batches, seconds: float) -> tuple[int, float]:
     return seen, first_s
 
 
+def against(peer: Peer, other: Peer, folder: Path, told: dict[str, Any]) -> dict[str, float]:
+    """How many times as fast as `other` a peer is, shuffled: median of the ratios of pairs of turns
+    in this process, so that a slow spell of the machine falls on both."""
+    sides = [_for_ever(one, folder) for one in (peer, other)]
+    ratios = []
+    for turn in range(told["pairs"] + 1):
+        took = [_time_of(side, told["batches"]) for side in (sides if turn % 2 else sides[::-1])]
+        mine, theirs = took if turn % 2 else took[::-1]
+        ratios.append(theirs / mine)
+    return {"ratio": float(np.median(ratios[1:]))}
+
+
+def _for_ever(peer: Peer, folder: Path) -> Batches:
+    while True:
+        yield from peer.read(folder, True, 0)
+
+
+def _time_of(batches: Batches, count: int) -> float:
+    begun = time.perf_counter()
+    for _ in range(count):
+        next(batches)
+    return time.perf_counter() - begun
+
+
 def resuming(peer: Peer, folder: Path, told: dict[str, Any]) -> dict[str, float]:
     """Seconds from a state to its first batch: median of five, the first not counted."""
     if peer.resume is None:
@@ -82,6 +106,8 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         samples = samples_of(options["course"], options["count"], options["images"])
         peer.prepare(folder, samples)
+    elif options["do"] == "against":
+        found |= against(peer, peers()[options["other"]], folder, options)
     elif options["do"] == "resume":
         found |= resuming(peer, folder, options)
     else:
