@@ -25,22 +25,24 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Tests that start no ranks go side by side, as many as there are cores; those whose ranks mostly
-# compute go two at a time; those that also watch the time need the cores to themselves.
+# Tests that start no ranks go side by side, as many as there are cores; those with ranks two at a
+# time. Those in chaos fork members from their own process, which no other test may have used.
 ALONE := tests/unit tests/golden tests/cli/test_cli_plan.py tests/cli/test_cli_bad_input.py
 RANKS := tests/parity tests/gpu
-TIMED := tests/cli tests/chaos $(patsubst %,--ignore %,$(filter tests/cli/%,$(ALONE)))
+COMMANDS := tests/cli $(patsubst %,--ignore %,$(filter tests/cli/%,$(ALONE)))
 
 test: check
 	$(BIN)/pytest -n auto $(ALONE)
 	$(BIN)/pytest -n 2 $(RANKS)
-	$(BIN)/pytest $(TIMED)
+	$(BIN)/pytest -n 2 --dist loadfile $(COMMANDS)
+	$(BIN)/pytest tests/chaos
 
 # Everything, with every row of the acceptance matrix, whose table is written to docs/parity.md.
 test-all: check
 	$(BIN)/pytest -n auto $(ALONE)
 	PARITY=all PARITY_TABLE=docs/parity.md $(BIN)/pytest $(RANKS)
-	$(BIN)/pytest $(TIMED)
+	$(BIN)/pytest -n 2 --dist loadfile $(COMMANDS)
+	$(BIN)/pytest tests/chaos
 
 # Predicts the published runs of ../shared again, and writes the table of validation/RESULTS.md anew.
 validate: setup

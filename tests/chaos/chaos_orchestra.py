@@ -1,4 +1,8 @@
-"""The conductor's part in small: forks members, gives out tables, notes what was said and when."""
+"""The conductor's part in small: forks members, gives out tables, notes what was said and when.
+
+Members are forked from the process of the tests, which must have no threads: what torch computed in
+it before would leave some, and a member that inherits their locks waits for ever.
+"""
 
 from __future__ import annotations
 
