@@ -85,7 +85,15 @@ class Layer:
 
     def linear(self, x: Value, key: str, rows: int, n_in: int, n_out: int, size: int = 0) -> Value:
         """x @ weight.T."""
-        rank, size = self.rank, size or self.size
+        size = size or self.size
+        return self.product(x, f"{key}.weight", (rows, n_in, n_out), size, size * n_in * n_out)
+
+    def product(
+        self, x: Value, weight: str, shape: tuple[int, int, int], size: int, weight_bytes: int
+    ) -> Value:
+        """Rows times a matrix, or each times that of its expert; `shape` is rows, inputs, outputs.
+        The gradient of the weights may be put off."""
+        rank, (rows, n_in, n_out) = self.rank, shape
         flops = 2 * rows * n_in * n_out
         rank.count(flops)
         put_off = rank.layout.tp > 1 or rank.layout.splits_backward
@@ -98,7 +106,7 @@ class Layer:
 
             def make(_held: tuple[Block, Block] = (grad, rows_block)) -> None:
                 rank.count(flops)
-                self.deliver(f"{key}.weight", size * n_in * n_out, now=put_off)
+                self.deliver(weight, weight_bytes, now=put_off)
 
             if put_off:
                 rank.put_off(make)

@@ -210,28 +210,9 @@ def _grouped(
     layer: Layer, x: Value, key: str, rows: int, n_in: int, n_out: int, places: int
 ) -> Value:
     """A product of rows with their expert's matrix."""
-    rank, size = layer.rank, layer.size
-    flops = 2 * rows * n_in * n_out
-    rank.count(flops)
-    put_off = rank.layout.tp > 1 or rank.layout.splits_backward
-    kept = [x.block]
-
-    def run(grad: Block) -> list[Block | None]:
-        block = kept.pop()
-        rank.count(flops)
-        grad_x = layer.new(size * rows * n_in)
-
-        def make(_held: tuple[Block, Block] = (grad, block)) -> None:
-            rank.count(flops)
-            layer.deliver(f"mlp.experts.{key}", size * places * n_in * n_out, now=put_off)
-
-        if put_off:
-            rank.put_off(make)
-        else:
-            make()
-        return [grad_x]
-
-    return layer.graph.make(size * rows * n_out, [x], run)
+    size = layer.size
+    shape, weight_bytes = (rows, n_in, n_out), size * places * n_in * n_out
+    return layer.product(x, f"mlp.experts.{key}", shape, size, weight_bytes)
 
 
 def _combine(layer: Layer, done: Value, weights: Value, order: Block, t: int, rows: int) -> Value:

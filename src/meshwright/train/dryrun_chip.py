@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from meshwright.train import saved
+from meshwright.train.autograd import apply
 from meshwright.train.dryrun_recorder import Recorder, attention_flops
 from meshwright.train.nn import grouped
 
@@ -93,10 +94,10 @@ def _memory(recorder: Recorder) -> Iterator[_Patch]:
 
 def _fused(recorder: Recorder) -> Iterator[_Patch]:
     def attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Any = None, **_: Any) -> Tensor:
-        return _apply(_FusedAttention, q, k, v, attn_mask, recorder)
+        return apply(_FusedAttention, q, k, v, attn_mask, recorder)
 
     def norm(x: Tensor, _shape: Any, weight: Tensor, _eps: float) -> Tensor:
-        return _apply(_FusedNorm, x, weight)
+        return apply(_FusedNorm, x, weight)
 
     def by_rows(a: Tensor, b: Tensor, counts: list[int], own: Any) -> Tensor:
         if own is not None:
@@ -116,11 +117,6 @@ def _fused(recorder: Recorder) -> Iterator[_Patch]:
     yield grouped, "_runs", lambda _x, _counts: iter((slice(None),))
     yield F, "scaled_dot_product_attention", attention
     yield F, "rms_norm", norm
-
-
-def _apply(function: Any, *args: Any) -> Tensor:
-    out: Tensor = function.apply(*args)
-    return out
 
 
 class _FusedNorm(torch.autograd.Function):
