@@ -17,6 +17,10 @@ from meshwright.checkpoint.reader import Reader
 from meshwright.checkpoint.store import commits
 from meshwright.data.store import write_store
 from meshwright.plan.job import resolve_job
+from meshwright.plan.layout import Layout
+from meshwright.plan.resilience import blocks
+from meshwright.train.member import Member
+from meshwright.train.parallel.pipeline import Pipeline
 from meshwright.train.worker import main
 
 STEPS, SEQ_LEN, BATCH, VOCAB = 10, 32, 16, 64
@@ -253,6 +257,43 @@ def test_the_fabric_trains_as_one_process_does(stage: Any) -> None:
     alone, twins = (stage(name)[1] for name in ("alone", "twins"))
     assert twins.losses == pytest.approx(alone.losses, rel=1e-5)
     assert twins.evaluations == pytest.approx(alone.evaluations, rel=1e-5)
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "reduce", "vote"])
+def test_survivors_keep_what_their_replica_has_worked_out(
+    stage: Any, phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 11: no survivor of another replica computes anything twice."""
+    here, plain = stage("twins")
+    count_forwards(tmp_path, monkeypatch)
+    victim, layout = 3, Layout.model_validate(here.args["job"]["layout"])
+    ended, _ = here.play([_fault(victim, 4, phase)], spares=1)
+    assert ended == plain
+    replica = blocks(layout, experts=False)[victim]
+    evaluations, sequences = 3, BATCH // layout.micro_batch // layout.dp_replicate
+    once = STEPS * sequences + evaluations * (8 // layout.micro_batch // layout.dp_replicate or 1)
+    passes = {int(f.name): f.stat().st_size for f in tmp_path.iterdir()}
+    survivors = set(range(here.world)) - {victim}
+    assert {passes[member] for member in survivors - replica} == {once}
+    assert {passes[member] > once for member in survivors & replica} == {True}
+
+
+def count_forwards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each member write a byte into a file of its number at each forward pass."""
+    run, forward = Member.run, Pipeline._forward
+    numbers: list[int] = []
+
+    def counted_run(member: Member) -> None:
+        numbers.append(member.number)
+        run(member)
+
+    def counted(self: Pipeline, *args: Any) -> None:
+        with (folder / str(numbers[0])).open("ab") as file:
+            file.write(b".")
+        forward(self, *args)
+
+    monkeypatch.setattr(Member, "run", counted_run)
+    monkeypatch.setattr(Pipeline, "_forward", counted)
 
 
 @pytest.mark.parametrize("members", [[0], [1, 3]], ids=["the first", "both who keep it"])

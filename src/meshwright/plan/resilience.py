@@ -90,5 +90,32 @@ def twins(layout: Layout, experts: bool) -> list[tuple[int, ...]]:
     return [tuple(sorted(alike[rank] - {rank})) for rank in range(layout.world)]
 
 
+def blocks(layout: Layout, experts: bool) -> tuple[frozenset[int], ...]:
+    """The ranks that a rank talks to while it works on a step, for each rank: one replica of the
+    model. What it has computed stays good when a rank of another block is lost.
+
+    A single block is none: `()`. So it is where gradients are cut or compressed on their way, which
+    leaves something behind.
+    """
+    if layout.dp_replicate == 1 or layout.domain or layout.grad_compression != "none":
+        return ()
+    within: tuple[Axis, ...] = ("tp", "cp", "pp", *(("dp_shard",) if layout.zero_stage else ()))
+    linked = groups(layout, *within)
+    if experts:
+        linked += [*expert_groups(layout, "ep"), *expert_groups(layout, "shards")]
+    found = _joined(linked, layout.world)
+    return found if len(set(found)) > 1 else ()
+
+
+def _joined(linked: list[list[int]], world: int) -> tuple[frozenset[int], ...]:
+    """For each rank those that it can reach over the groups `linked`."""
+    reach = [frozenset({rank}) for rank in range(world)]
+    for ranks in linked:
+        whole = frozenset().union(*(reach[rank] for rank in ranks))
+        for rank in whole:
+            reach[rank] = whole
+    return tuple(reach)
+
+
 def _companions(found: list[list[int]]) -> dict[int, frozenset[int]]:
     return {rank: frozenset(ranks) for ranks in found for rank in ranks}

@@ -42,7 +42,7 @@ def finish_gradients(groups: list[FlatGroup], mesh: Mesh) -> None:
     this every gradient is the sum over all tokens of the step.
     """
     spans = [(slot, group.grad[here]) for group in groups for slot, here, _ in group.spans()]
-    _sum_over(mesh.tp, [grad for slot, grad in spans if slot.partial])
+    _sum_over(mesh.parts, [grad for slot, grad in spans if slot.partial])
     _sum_tied(mesh.ends, [grad for slot, grad in spans if slot.tied])
 
 

@@ -18,6 +18,7 @@ from meshwright.base.pulse import Phase
 from meshwright.checkpoint import store
 from meshwright.checkpoint.store import Commit
 from meshwright.data.windows import TrainSamples, Windows
+from meshwright.plan.job import Job
 from meshwright.train.batches import held_out_batches, step_batches
 from meshwright.train.gradients import Vote
 from meshwright.train.optim import learning_rate
@@ -253,6 +254,12 @@ class TrainLoop:
         if self._speaks_for_stage:
             for load in self.trainer.routing.loads(step):
                 self.events.emit(Kind.EXPERT_LOAD, **asdict(load))
+
+
+def something_follows(job: Job, step: int) -> bool:
+    """Whether all ranks take part in something between `step` and the next one."""
+    every = (job.job.eval_every, job.checkpoint.every, _CHECK_EVERY)
+    return step == job.job.steps or any(step % n == 0 for n in every)
 
 
 def _fields(said: dict[str, object]) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
@@ -20,7 +22,7 @@ from meshwright.base.events import EventWriter, Kind, WorkerContext
 from meshwright.base.pulse import Phase, PulseWriter
 from meshwright.plan.job import Job
 from meshwright.plan.layout import Layout
-from meshwright.plan.resilience import check_survivable, keeping
+from meshwright.plan.resilience import blocks, check_survivable, keeping
 from meshwright.train.agreement import checksum, disagreements, gather
 from meshwright.train.comm import Axis, Clock
 from meshwright.train.device import measure_peak_flops
@@ -29,7 +31,7 @@ from meshwright.train.fabric.group import FabricGroup, Groups
 from meshwright.train.fabric.orders import Interrupted, Orders, Table
 from meshwright.train.faults import Fault, Faults
 from meshwright.train.inputs import TrainArgs, first_step, open_inputs, start
-from meshwright.train.loop import Progress, StopFlag, TrainLoop
+from meshwright.train.loop import Progress, StopFlag, TrainLoop, something_follows
 from meshwright.train.mesh import Mesh, build_mesh
 from meshwright.train.precision.apply import COMPUTE_DTYPES
 from meshwright.train.recovery import (
@@ -51,6 +53,14 @@ from meshwright.train.warm import warm_up
 _RECOVERY_CHANNEL, _MIRROR_CHANNEL = 2, 4  # what groups take for themselves are hashes
 _CHECK_CHANNEL = 1 << 20  # and one for each step that is checked
 _NICE = 5  # so that agent and conductor, who have little to do, are never behind the workers
+
+
+class _Rejoin(Exception):  # noqa: N818 (no error: the way out of a step that is repeated)
+    """The others have met, and this rank must come back to where all begin again."""
+
+    def __init__(self, standings: list[Standing], settled: Settled) -> None:
+        super().__init__(f"step {settled.steps}")
+        self.standings, self.settled = standings, settled
 
 
 class Member:
@@ -83,24 +93,38 @@ class Member:
             signal.signal(signal.SIGIO, self._watch.on_order)
             self._orders.announce()
         self._peak_flops = 0.0
+        self._going = False  # in the steps
+        self._fabric.in_place = self._go_on_in_place
 
     def run(self) -> None:
         """Until the run is over, or the orders are to stop."""
         os.nice(_NICE)
         self._events.emit(Kind.MEMBER_UP, addresses=self._fabric.addresses)
         table = self._fabric.await_table()
+        met: _Rejoin | None = None
         while table is not None:
             self._watch.computing = False  # before the fabric may interrupt again
-            self._fabric.enter(table)
-            self._fit(table)
+            if met is None:
+                self._fabric.enter(table, keep_inside=self._is_whole(table))
+                self._fit(table)
             try:
                 if self._fabric.rank >= 0:
-                    self._take_part()
+                    self._take_part(met)
                     return
                 self._get_ready()
                 table = self._fabric.await_table()
             except Interrupted as interrupted:
-                table = interrupted.table
+                table, met = interrupted.table, None
+            except _Rejoin as rejoin:
+                met = rejoin
+
+    def _is_whole(self, table: Table) -> bool:
+        """Whether nobody of this rank's replica is replaced by `table`."""
+        rank = table.rank_of(self.number)
+        same = rank == self._fabric.rank and len(table.members) == self._world
+        if not self._blocks or rank is None or not same:
+            return False
+        return not self._blocks[rank].intersection(table.lost)
 
     def _fit(self, table: Table) -> None:
         """Take on the size of `table`: only the number of replicas changes."""
@@ -115,12 +139,14 @@ class Member:
                 f"a table of {len(table.members)} ranks as {asked.label} does not follow on "
                 f"{old.label}: only dp_replicate may change; start the run anew"
             )
+        self._fabric.forget_channels()
         self._set_job(self._job.model_copy(update={"layout": layout}), resized=True)
 
     def _set_job(self, job: Job, resized: bool = False) -> None:
         self._job, self._world = job, job.layout.world
         experts = bool(job.model.n_experts)
         kind = job.resilience.redundancy
+        self._blocks = blocks(job.layout, experts)
         try:
             self._keeping = keeping(job.layout, kind, experts)
         except ConfigError:
@@ -137,28 +163,81 @@ class Member:
             self._spares = warm_up(self._args, self._job, self._mesh)
         self._events.emit(Kind.SPARE_READY)
 
-    def _take_part(self) -> None:
-        """Rejoin the others, and train to the end."""
+    def _take_part(self, met: _Rejoin | None) -> None:
+        """Rejoin the others, whom this rank may have `met` already, and train to the end."""
         self._watch.enter(Phase.TAKEOVER)
-        loop = self._loop
-        if loop is not None:
-            loop.trainer.abandon()
-        world = FabricGroup(self._fabric, tuple(range(self._world)), _RECOVERY_CHANNEL)
-        standings = meet(world, self._standing())
-        settled = settle(standings)
+        if met is None:
+            met = self._meet(intact=self._loop is not None and not self._loop.trainer.inside)
+        standings, settled = met.standings, met.settled
         self._peak_flops = settled.peak_flops
+        goes_on = self._fabric.rank in settled.going_on
+        if not goes_on:
+            self._fabric.leave_inside()
+            if self._loop is not None:
+                self._loop.trainer.abandon()
         if self._must_start(standings, settled):
             self._loop = None
             standings = [Standing(one.rank, fresh=True) for one in standings]
             loop = self._start()
         else:
-            loop = self._rejoin(world, standings, settled)
+            loop = self._rejoin(standings, settled)
         self._loop = loop
-        self._events.emit(Kind.EXECUTING, step=loop.progress.step)
+        self._events.emit(Kind.EXECUTING, step=loop.progress.step, kept=goes_on)
         self._mirror_again(standings)
-        loop.go_on()
+        self._going = True
+        try:
+            loop.go_on()
+        finally:
+            self._going = False
 
-    def _standing(self) -> Standing:
+    def _go_on_in_place(self, table: Table) -> bool:
+        """Somebody of another replica is replaced while this rank is at what it shares with its own
+        alone: meet the others, give what they lack, and go on. False: it must be interrupted.
+
+        Raises Interrupted if another table says so, _Rejoin if the step is to be repeated.
+        """
+        loop = self._loop
+        if not self._going or loop is None or not loop.trainer.inside or not self._is_whole(table):
+            return False
+        self._going = False  # not while this lasts
+        with self._watch.set_aside():
+            while not self._is_met(loop, table):
+                newest = self._orders.newest
+                assert newest is not None
+                table = newest
+        self._going = True
+        return True
+
+    def _is_met(self, loop: TrainLoop, table: Table) -> bool:
+        """Whether all went well; false if there is a newer table, by which it can be tried again.
+        Raises as `_go_on_in_place`."""
+        self._fabric.enter(table, keep_inside=True)
+        try:
+            met = self._meet(intact=True)
+            starts = self._must_start(met.standings, met.settled)
+            if starts or self._fabric.rank not in met.settled.going_on:
+                raise met
+            self._give(loop, met.standings, met.settled)
+            loop.trainer.data.sum_again()
+            self._events.emit(Kind.EXECUTING, step=loop.progress.step, kept=True)
+            self._mirror_again(met.standings)
+        except Interrupted as interrupted:
+            if not self._is_whole(interrupted.table):
+                raise
+            return False
+        return True
+
+    def _meet(self, intact: bool) -> _Rejoin:
+        """Where all ranks stand, and what follows from it."""
+        world = self._recovery_group()
+        standings = meet(world, self._standing(intact))
+        settled = settle(standings, self._blocks, lambda steps: something_follows(self._job, steps))
+        return _Rejoin(standings, settled)
+
+    def _recovery_group(self) -> FabricGroup:
+        return FabricGroup(self._fabric, tuple(range(self._world)), _RECOVERY_CHANNEL)
+
+    def _standing(self, intact: bool) -> Standing:
         rank = self._fabric.rank
         if self._loop is None:
             return Standing(rank, fresh=True, peak_flops=self._measured_peak(rank))
@@ -174,6 +253,7 @@ class Member:
             saved=progress.saved,
             checked=progress.checked,
             peak_flops=self._peak_flops,
+            intact=intact and not resized,
             keeps=() if self._mirror is None or resized else tuple(self._mirror.kept),
         )
 
@@ -194,31 +274,35 @@ class Member:
         self._events.emit(Kind.RANK_READY, step=step, peak_flops_per_chip=peak)
         return loop
 
-    def _rejoin(self, world: FabricGroup, standings: list[Standing], settled: Settled) -> TrainLoop:
+    def _rejoin(self, standings: list[Standing], settled: Settled) -> TrainLoop:
         """Go on with those that have state."""
-        rank, loop = self._fabric.rank, self._loop
-        sources = self._sources(standings, settled)
+        loop = self._loop
         if loop is None:
             loop = self._new_loop()
-            source = sources[rank]
+            source = self._sources(standings, settled)[self._fabric.rank]
             assert source is not None
-            loop.said = take_state(loop.trainer, world, source)["said"]
+            loop.said = take_state(loop.trainer, self._recovery_group(), source)["said"]
             loop.trainer.agreed, loop.noted = settled.agreed, settled.steps
             loop.say_again()
         else:
             self._catch_up(loop, settled)
             if loop.trainer.mesh.layout != self._job.layout:
                 loop = self._reseat(loop)
-            for fresh, source in sources.items():
-                if source == rank:
-                    given = self._given(loop.trainer, fresh)
-                    give_state(world, fresh, given, {"said": loop.said})
-        loop.trainer.data.refresh()
+            self._give(loop, standings, settled)
+        if loop.trainer.stale:
+            loop.trainer.refresh()
         ending = settled.agreed is not None and settled.agreed[1].stop
         loop.progress = Progress(
             settled.steps, settled.evaluated, settled.saved, settled.checked, ending
         )
         return loop
+
+    def _give(self, loop: TrainLoop, standings: list[Standing], settled: Settled) -> None:
+        """Send their state to those who are to have it from this rank."""
+        for fresh, source in self._sources(standings, settled).items():
+            if source == self._fabric.rank:
+                given = self._given(loop.trainer, fresh)
+                give_state(self._recovery_group(), fresh, given, {"said": loop.said})
 
     def _sources(self, standings: list[Standing], settled: Settled) -> dict[int, int | None]:
         """Who can give each fresh rank its state."""
@@ -291,6 +375,8 @@ class Member:
         self._spares = {}
         inputs = replace(self._inputs, peak_flops=self._peak_flops)
         trainer.mesh.clock.watch = self._watch
+        if self._blocks:
+            trainer.data.keep_own_sums(self._fabric.undisturbed)
         if self._keeping.keepers:
             everyone = FabricGroup(self._fabric, tuple(range(self._world)), _MIRROR_CHANNEL)
             keeper, wards = self._keeping.keepers[rank], self._keeping.wards(rank)
@@ -322,11 +408,12 @@ class Member:
 
     def _mesh(self, rank: int) -> Mesh:
         """That of `rank`, whose groups go by the table at hand."""
-        clock, new_group = Clock(), Groups(self._fabric)
-        mesh = build_mesh(self._job.layout, rank, clock, new_group)
+        clock = Clock()
+        new_group = Groups(self._fabric, self._blocks[rank] if self._blocks else frozenset())
+        mesh = build_mesh(self._job.layout, rank, clock, new_group, new_group.after)
         everyone = list(range(self._world))
         if len(everyone) > 1:
-            world = Axis(tuple(everyone), rank, new_group(everyone), clock)
+            world = Axis(tuple(everyone), rank, new_group.after(everyone), clock)
             mesh = replace(mesh, world=world)
         return mesh
 
@@ -346,6 +433,7 @@ class _Watch:
     pulse: PulseWriter | None
     faults: Faults
     step: int = 0
+    phase: Phase = Phase.IDLE
     computing: bool = False  # whatever is under way may be cut short anywhere
 
     def on_order(self, _signal: int, frame: FrameType | None) -> None:
@@ -355,7 +443,7 @@ class _Watch:
 
     def begin_step(self, step: int) -> None:
         """Step `step`, from 1, begins."""
-        self.step, self.computing = step, False
+        self.step, self.phase, self.computing = step, Phase.DATA, False
         if self.pulse is not None:
             self.pulse.step(self.fabric.epoch, step)
         self.faults.enter(step, Phase.DATA)
@@ -363,12 +451,26 @@ class _Watch:
     def enter(self, phase: Phase) -> None:
         """See `comm.Watch`. Raises Interrupted, but not in the middle of a takeover."""
         self.computing = False
-        if self.pulse is not None:
-            self.pulse.enter(phase)
+        self._tell(phase)
         self.faults.enter(self.step, phase)
         if phase not in (Phase.TAKEOVER, Phase.OPTIMIZER):
             self.fabric.look()
         self.computing = phase in (Phase.FORWARD, Phase.BACKWARD)
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """A takeover in the midst of a phase, which goes on after it; or else it ends there."""
+        phase, computing = self.phase, self.computing
+        self.computing = False
+        self._tell(Phase.TAKEOVER)
+        yield
+        self._tell(phase)
+        self.computing = computing
+
+    def _tell(self, phase: Phase) -> None:
+        self.phase = phase
+        if self.pulse is not None:
+            self.pulse.enter(phase)
 
 
 def _imports(frame: FrameType | None) -> bool:

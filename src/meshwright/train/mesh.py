@@ -43,8 +43,9 @@ class Mesh:
     cuts these replicas into those of this rank's domain and those across, and experts have no
     levels. `sequence` joins the ranks that share a sequence (cp, and tp where routers see slices of
     it), `lanes` those of a stage that see different tokens. `down` and `up` join the stages, one
-    for each direction, so that no receive of one stands before a send of the other. `ends` joins
-    the ranks of the first and the last stage.
+    for each direction, so that no receive of one stands before a send of the other. `parts` and
+    `ends` are for what follows on the passes of a step: the ranks of tp, and those of the first and
+    the last stage.
     """
 
     layout: Layout
@@ -61,6 +62,7 @@ class Mesh:
     lanes: Axis
     down: Axis
     up: Axis
+    parts: Axis
     ends: Axis
     world: Axis
 
@@ -74,14 +76,22 @@ class Mesh:
         self.world.all_reduce(torch.zeros(1))
 
 
-def build_mesh(layout: Layout, rank: int, clock: Clock, new_group: NewGroup | None = None) -> Mesh:
+def build_mesh(
+    layout: Layout,
+    rank: int,
+    clock: Clock,
+    new_group: NewGroup | None = None,
+    after: NewGroup | None = None,
+) -> Mesh:
     """Create every process group of `layout`; all ranks must call it, in the same order.
 
     `new_group` makes a group of the ranks that it is given, in the place of torch's: a dry run has
-    no peers to meet.
+    no peers to meet. `after` makes those for what follows on the passes of a step, where that can
+    be repeated alone.
     """
     join = _joiner(rank, clock, new_group or _meet)
     joined = _once(join)
+    join_after = join if after is None else _joiner(rank, clock, after)
 
     def axis(*names: AxisName) -> Axis:
         return joined(groups(layout, *names))
@@ -106,7 +116,8 @@ def build_mesh(layout: Layout, rank: int, clock: Clock, new_group: NewGroup | No
         lanes=axis("dp_replicate", "dp_shard", "cp", *slices),
         down=join(pipelines),
         up=join(pipelines),
-        ends=join([sorted({p[0], p[last]}) for p in pipelines]),
+        parts=axis("tp") if after is None else join_after(groups(layout, "tp")),
+        ends=join_after([sorted({p[0], p[last]}) for p in pipelines]),
         world=Axis(tuple(range(layout.world)), rank, None, clock),
     )
 

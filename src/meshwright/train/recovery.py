@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,7 +32,8 @@ class Standing:
     `agreed` is the last step it holds a vote of, `reduced` the step whose summed gradients are
     whole here. `fresh` members have no state at all. `evaluated`, `saved` and `checked` are the
     last steps after which this has been done; `peak_flops` is 0 where it is not known. `keeps` are
-    the ranks whose state is whole here too, as of the step that this rank has applied.
+    the ranks whose state is whole here too, as of the step that this rank has applied. `intact`:
+    nothing that it shares with its replica has been cut short.
     """
 
     rank: int
@@ -45,6 +46,7 @@ class Standing:
     checked: int = 0
     peak_flops: float = 0.0
     keeps: tuple[int, ...] = ()
+    intact: bool = False
 
     def as_bytes(self) -> bytes:
         """JSON."""
@@ -64,7 +66,8 @@ class Standing:
 @dataclass(frozen=True)
 class Settled:
     """What all go on from: `steps` are in the weights of all, once the ranks `late` have applied
-    the last of them; the ranks `fresh` have to be given their state."""
+    the last of them; the ranks `fresh` have to be given their state. The ranks `going_on` keep what
+    their replica has worked out of the step under way."""
 
     steps: int
     agreed: tuple[int, Vote] | None
@@ -74,6 +77,7 @@ class Settled:
     saved: int
     checked: int
     peak_flops: float
+    going_on: frozenset[int] = frozenset()
 
     @property
     def from_nothing(self) -> bool:
@@ -81,9 +85,17 @@ class Settled:
         return self.steps < 0
 
 
-def settle(standings: Sequence[Standing]) -> Settled:
+def settle(
+    standings: Sequence[Standing],
+    blocks: Sequence[frozenset[int]] = (),
+    due: Callable[[int], bool] = lambda _: False,
+) -> Settled:
     """What follows from where all ranks stand. Raises RunError if a rank has lost gradients that
-    others have applied, or is two steps behind."""
+    others have applied, or is two steps behind.
+
+    `blocks` has the block of each rank (`plan.resilience.blocks`), `due` says whether something
+    that all take part in follows on so many steps.
+    """
     fresh = tuple(one.rank for one in standings if one.fresh)
     holders = [one for one in standings if not one.fresh]
     peak = max(one.peak_flops for one in standings)
@@ -110,7 +122,23 @@ def settle(standings: Sequence[Standing]) -> Settled:
         saved=min(one.saved for one in holders),
         checked=min(one.checked for one in holders),
         peak_flops=peak,
+        going_on=_going_on(standings, blocks, redo=due(steps) and _behind(holders, steps)),
     )
+
+
+def _behind(holders: Sequence[Standing], steps: int) -> bool:
+    return any(min(one.evaluated, one.saved, one.checked) < steps for one in holders)
+
+
+def _going_on(
+    standings: Sequence[Standing], blocks: Sequence[frozenset[int]], redo: bool
+) -> frozenset[int]:
+    """The ranks of blocks in which nobody was lost and nothing was cut short; with `redo` all have
+    to come back to what follows on the step before."""
+    if redo:
+        return frozenset()
+    whole = (ranks for ranks in set(blocks) if all(standings[rank].intact for rank in ranks))
+    return frozenset().union(*whole)
 
 
 def meet(world: FabricGroup, mine: Standing) -> list[Standing]:

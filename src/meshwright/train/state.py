@@ -107,5 +107,5 @@ def load_state(trainer: Trainer, commit: Path) -> int:
     if reader.meta.get("precision") == trainer.job.layout.precision:
         trainer.loss_scale = LossScale.from_json(reader.meta["loss_scale"])
     trainer.optimizer.set_updates_done(reader.meta.get("updates", reader.step))
-    trainer.data.refresh()
+    trainer.refresh()
     return reader.step

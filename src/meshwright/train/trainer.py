@@ -19,7 +19,7 @@ from meshwright.train.gradients import Vote, finish_gradients, gradient_divisor,
 from meshwright.train.mesh import Mesh
 from meshwright.train.nn.dropout import Draws
 from meshwright.train.optim import learning_rate
-from meshwright.train.parallel.pipeline import RunKind
+from meshwright.train.parallel.pipeline import RunKind, StepSums
 from meshwright.train.precision.scaling import LossScale, LossScaleSettings
 from meshwright.train.replacing import Move
 
@@ -34,6 +34,15 @@ class Redundancy(Protocol):
 
     def apply(self, rate: float | None, divisor: float) -> None:
         """The step counts, at learning rate `rate`; None: it was skipped. Asks nobody."""
+
+
+@dataclass(frozen=True)
+class OwnWork:
+    """What this rank's replica has worked out of step `step`; its gradients are not added up over
+    replicas yet, or can be again."""
+
+    step: int
+    sums: StepSums
 
 
 @dataclass(frozen=True)
@@ -68,11 +77,15 @@ class Trainer:
         self.reduced: int | None = None  # the step whose summed gradients are whole here
         self.agreed: tuple[int, Vote] | None = None  # the last step that was voted on, from 0
         self._seeded_before = False
+        self.own: OwnWork | None = None
+        self.inside = False  # at what only ranks of this replica take part in
+        self.stale = True  # the weights in use have not followed the masters yet
         self.redundancy: Redundancy | None = None
 
     def initialise(self) -> None:
         """Give every weight its initial value, the same for every layout."""
         self.data.initialise(self.stages, self.job.job.seed)
+        self.stale = False
 
     def gradients(self, batches: Tensor, stop: bool = False, step: int = 0) -> Vote:
         """Forward and backward of one step; leaves summed gradients in the flat groups.
@@ -80,17 +93,14 @@ class Trainer:
         `batches` [micro_batches, micro_batch, seq_len + 1] are this data-parallel rank's tokens.
         Dropout draws anew for every `step`.
         """
-        draws, self.reduced = self._draws(batches, step), None
-        self._seeded_before = self.routing.seeded
-        if self.routing.needs_seed:
-            self._count_only(batches, draws)
-            self.routing.seed()
-        self.data.begin_step()
-        self.routing.begin_step()
         scale = self._gradient_scale
-        orders = self._orders(build, len(batches))
-        kind = RunKind(gradients=True, loss_scale=scale, draws=draws)
-        sums = self.pipeline.run(orders, batches, kind)
+        self.reduced = None
+        if self.own is not None and self.own.step == step:  # a step that is repeated
+            self.data.sum_again()
+        else:
+            self.own, self.inside = None, True
+            self.own = OwnWork(step, self._own_gradients(batches, step, scale))
+            self.inside = False
         self.mesh.clock.enter(Phase.REDUCE)
         self.data.finish_reduction()
         finish_gradients(self.data.groups, self.mesh)
@@ -99,9 +109,23 @@ class Trainer:
         if self.redundancy is not None:
             self.redundancy.log()
         self.mesh.clock.enter(Phase.VOTE)
-        agreed = vote(self.data.groups, sums, self.mesh, stop, scale)
+        agreed = vote(self.data.groups, self.own.sums, self.mesh, stop, scale)
         self.agreed = (step, agreed)
         return agreed
+
+    def _own_gradients(self, batches: Tensor, step: int, scale: float) -> StepSums:
+        """Those of this rank's replica; their sums over replicas have begun."""
+        draws = self._draws(batches, step)
+        self._seeded_before = self.routing.seeded
+        if self.routing.needs_seed:
+            self._count_only(batches, draws)
+            self.routing.seed()
+        self.data.begin_step()
+        self.routing.begin_step()
+        kind = RunKind(gradients=True, loss_scale=scale, draws=draws)
+        sums = self.pipeline.run(self._orders(build, len(batches)), batches, kind)
+        self.data.finish_scatters()
+        return sums
 
     def update(self, step: int, agreed: Vote) -> list[Move]:
         """Clip and apply the gradients of step `step` (from 0); experts that changed places after
@@ -109,18 +133,24 @@ class Trainer:
         self.mesh.clock.enter(Phase.OPTIMIZER)
         if not self.apply(step, agreed):
             return []
-        self.data.refresh()
+        self.refresh()
         return self.replacer.after_step(self.routing.counts)
+
+    def refresh(self) -> None:
+        """Have the weights in use follow the masters; all ranks of the replica."""
+        self.inside = self.stale = True
+        self.data.refresh()
+        self.inside = self.stale = False
 
     def apply(self, step: int, agreed: Vote) -> bool:
         """The part of `update` that asks nobody: from here on the step is in this rank's state, but
-        for the weights in use, which `data.refresh` has follow. Whether anything was learnt."""
+        for the weights in use, which `refresh` has follow. Whether anything was learnt."""
         scale = self._gradient_scale
         self.loss_scale = self.loss_scale.after(agreed.finite, self._scaling)
         if self._gradient_scale != scale:
             self.data.forget_compression_losses()
         self.applied = step + 1
-        self.routing.seeded = True
+        self.routing.seeded = self._seeded_before = True
         settings = self.job.optimizer
         rate = learning_rate(settings, step, self.job.job.steps) if agreed.finite else None
         divisor = gradient_divisor(agreed, settings.grad_clip, scale) if agreed.finite else 1.0
@@ -129,13 +159,15 @@ class Trainer:
         if rate is None:
             return False
         self.optimizer.step(rate, divisor)
+        self.stale = True
         self.routing.learn()
         return True
 
     def abandon(self) -> None:
         """Put everything between two steps back as if the step had not begun, whatever it was
         interrupted at. Gradients that were whole already (`reduced`) stay, and so does a vote.
-        Call `data.refresh` before the next forward, on all ranks."""
+        Call `refresh` before the next forward, on all ranks."""
+        self.own, self.inside, self.stale = None, False, True
         torch.set_grad_enabled(True)  # whatever block has been left by an exception in its exit
         self.pipeline.abandon()
         self.data.abandon()
@@ -155,10 +187,11 @@ class Trainer:
 
     def evaluate(self, batches: Tensor) -> Evaluation:
         """Mean loss over this and all other ranks' `batches`, shaped as for `gradients`."""
-        sums = self.pipeline.run(
-            self._forwards(batches), batches, RunKind(gradients=False, routing=False)
-        )
+        kind = RunKind(gradients=False, routing=False)
+        self.inside = True
+        sums = self.pipeline.run(self._forwards(batches), batches, kind)
         self.data.release()
+        self.inside = False
         agreed = vote([], sums, self.mesh, stop=False)
         return Evaluation(agreed.loss, agreed.tokens)
 

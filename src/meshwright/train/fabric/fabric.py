@@ -8,6 +8,9 @@ dropped, those of a newer one kept.
 There is no thread: whoever waits, or begins something, turns the one poll loop. It also listens to
 the orders; a table of a higher epoch raises `Interrupted` out of any wait. A stream that ends is no
 failure: what was to come over it is waited for until a table says how to go on.
+
+The channels inside of a replica may outlive a table, with the epoch that they had: so its ranks can
+go on with what they are at while somebody in another one is replaced (`in_place`).
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from meshwright.base.errors import RunError
 from meshwright.base.pulse import PulseWriter
-from meshwright.train.fabric.frames import Key, hello, open_hello, pack_header
+from meshwright.train.fabric.frames import Key, hello, open_hello
 from meshwright.train.fabric.orders import Interrupted, Orders, Table
 from meshwright.train.fabric.sockets import address_of, connect, listen_tcp, listen_unix, ready
 from meshwright.train.fabric.streams import Incoming, Outgoing
@@ -33,15 +37,17 @@ class Operation:
     """Frames that are waited for together; once all have come and gone, `then` runs, which may
     begin others."""
 
-    __slots__ = ("_fabric", "missing", "then")
+    __slots__ = ("_fabric", "inside", "missing", "then")
 
-    def __init__(self, fabric: Fabric, then: Callable[[], object] | None = None) -> None:
-        self._fabric, self.then = fabric, then
+    def __init__(self, fabric: Fabric, inside: bool) -> None:
+        self._fabric, self.inside = fabric, inside
+        self.then: Callable[[], object] | None = None
         self.missing = 1  # until all have been begun: see `begun`
 
     def begun(self) -> Operation:
         """Nothing more will be asked for, but by `then`."""
         self.one_done()
+        self._fabric.let_go()
         return self
 
     def one_done(self) -> None:
@@ -88,6 +94,11 @@ class Fabric:
         self.member, self.orders = member, orders
         self.table = Table(0, {}, {})
         self.rank = -1
+        # What to do with a new table where the operation that is waited for, if any, is inside;
+        # false: nothing has been done, and it interrupts.
+        self.in_place: Callable[[Table], bool] = lambda _: False
+        self._inside: set[int] = set()  # channels
+        self._inside_epoch = 0
         self._secret, self._on_gone, self._pulse = secret, on_gone, pulse
         self._listeners = [listen_unix(), *map(listen_tcp, hosts)]
         self._outgoing: dict[int, Outgoing] = {}
@@ -96,7 +107,7 @@ class Fabric:
         self._early: dict[Key, _Early] = {}
         self._behind: set[int] = set()
         self._looked_s = 0.0
-        self._busy = 0  # inside of what must not be cut short
+        self._busy = 0  # in the midst of what must not be cut short
         self._void = False  # interrupted already, on the way out
         self._poller = select.epoll()
         self._handlers: dict[int, Callable[[], object]] = {}
@@ -114,19 +125,47 @@ class Fabric:
         """Of the table that it goes by."""
         return self.table.epoch
 
-    def enter(self, table: Table) -> None:
-        """Go by `table` from now on: whatever was under way is forgotten."""
+    def enter(self, table: Table, keep_inside: bool = False) -> None:
+        """Go by `table` from now on: whatever was under way is forgotten, but with `keep_inside`
+        what was inside."""
         self.table = table
         self.rank = -1 if (rank := table.rank_of(self.member)) is None else rank
-        self._posted = {key: post for key, post in self._posted.items() if key.epoch >= table.epoch}
-        self._early = {key: one for key, one in self._early.items() if key.epoch >= table.epoch}
-        for incoming in self._incoming.values():
-            incoming.abandon(table.epoch)
+        if keep_inside:
+            self._forget_old()
+        else:
+            self.leave_inside()
         for member, outgoing in list(self._outgoing.items()):
-            outgoing.abandon()
             if outgoing.stream is None or member not in table.addresses:
                 self._forget(member)
         self._void = False
+
+    def leave_inside(self) -> None:
+        """What is under way inside is void as well."""
+        self._inside_epoch = self.epoch
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        self._posted = {key: post for key, post in self._posted.items() if not self._is_old(key)}
+        self._early = {key: one for key, one in self._early.items() if not self._is_old(key)}
+        for incoming in self._incoming.values():
+            incoming.abandon(self._is_old)
+        for outgoing in self._outgoing.values():
+            outgoing.abandon(self._is_old)
+
+    def _is_old(self, key: Key) -> bool:
+        return key.epoch < self.epoch_of(key.channel in self._inside)
+
+    def epoch_of(self, inside: bool) -> int:
+        """That new operations have."""
+        return self._inside_epoch if inside else self.table.epoch
+
+    def forget_channels(self) -> None:
+        """Another layout has other replicas."""
+        self._inside.clear()
+
+    def is_inside(self, channel: int) -> None:
+        """`channel` and the odd one after it join ranks of one replica."""
+        self._inside |= {channel, channel + 1}
 
     def await_table(self, timeout_s: float | None = None) -> Table | None:
         """The next table; None if the time is over first, or the order is to stop."""
@@ -141,19 +180,37 @@ class Fabric:
                 return interruption.table
         return None
 
-    def operation(self, then: Callable[[], object] | None = None) -> Operation:
-        """Something new to wait for."""
+    def operation(self, inside: bool = False) -> Operation:
+        """Something new to wait for. Until it has `begun`, no table comes in between."""
         self.look()
+        self._busy += 1
         if self._pulse is not None:
             self._pulse.begin()
-        return Operation(self, then)
+        return Operation(self, inside)
+
+    def let_go(self) -> None:
+        """An operation has begun."""
+        self._busy -= 1
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """A block in which nothing is waited for, and no table comes in between."""
+        self.look()
+        self._busy += 1
+        try:
+            yield
+        finally:
+            self._busy -= 1
 
     def send(self, op: Operation, rank: int, channel: int, sequence: int, data: memoryview) -> None:
         """Send `data` to `rank`; it must stay as it is until `op` is done."""
         self._busy += 1
         try:
             self._send(
-                op, self.table.members[rank], Key(self.epoch, self.rank, channel, sequence), data
+                op,
+                self.table.members[rank],
+                Key(self.epoch_of(op.inside), self.rank, channel, sequence),
+                data,
             )
         finally:
             self._busy -= 1
@@ -161,7 +218,7 @@ class Fabric:
     def _send(self, op: Operation, member: int, key: Key, data: memoryview) -> None:
         outgoing = self._outgoing.get(member) or self._open(member)
         op.missing += 1
-        if outgoing.put(pack_header(key, len(data)), data, op):
+        if outgoing.put(key, data, op):
             op.one_done()
         elif member not in self._behind and outgoing.stream is not None:
             self._behind.add(member)
@@ -172,7 +229,7 @@ class Fabric:
         self, op: Operation, rank: int, channel: int, sequence: int, place: memoryview
     ) -> None:
         """Receive into `place` what `rank` sends under this number; done when `op` is."""
-        key = Key(self.epoch, rank, channel, sequence)
+        key = Key(self.epoch_of(op.inside), rank, channel, sequence)
         op.missing += 1
         early = self._early.get(key)
         if early is None:
@@ -189,7 +246,7 @@ class Fabric:
         if op.missing:
             self._tell_wait(op)
             while op.missing:
-                self._turn(None)
+                self._turn(None, op)
             if self._pulse is not None:
                 self._pulse.resume()
         if self._pulse is not None:
@@ -211,7 +268,7 @@ class Fabric:
         of this fabric's, which reads them by itself. Raises Interrupted."""
         if not self._busy and not self._void:
             self._listen()
-            self._obey()
+            self._obey(None)
 
     def close(self) -> None:
         """Give everything up."""
@@ -231,8 +288,8 @@ class Fabric:
 
     def place_for(self, key: Key, n_bytes: int, member: int) -> memoryview:
         """See `streams.Receiver`."""
-        if key.epoch < self.epoch or (
-            key.epoch == self.epoch and self.table.members.get(key.source) != member
+        if self._is_old(key) or (
+            key.epoch <= self.epoch and self.table.members.get(key.source) != member
         ):
             return memoryview(bytearray(n_bytes))
         if (post := self._posted.get(key)) is not None:
@@ -261,7 +318,7 @@ class Fabric:
 
     # The loop.
 
-    def _turn(self, timeout_s: float | None) -> None:
+    def _turn(self, timeout_s: float | None, awaited: Operation | None = None) -> None:
         """Handle what is ready, waiting for the first of it. Raises Interrupted."""
         self._busy += 1
         try:
@@ -272,13 +329,18 @@ class Fabric:
         finally:
             self._busy -= 1
         self._looked_s = time.monotonic()
-        self._obey()
+        self._obey(awaited)
 
-    def _obey(self) -> None:
+    def _obey(self, awaited: Operation | None) -> None:
         newest = self.orders.newest
-        if newest is not None and newest.epoch > self.epoch:
-            self._void = True
-            raise Interrupted(newest)
+        if self._busy or newest is None or newest.epoch <= self.epoch:
+            return
+        if (awaited is None or awaited.inside) and self.in_place(newest):
+            if awaited is not None and awaited.missing:
+                self._tell_wait(awaited)
+            return
+        self._void = True
+        raise Interrupted(newest)
 
     def _watch(self, fd: int, handler: Callable[..., object]) -> None:
         self._handlers[fd] = handler

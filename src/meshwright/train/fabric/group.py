@@ -24,14 +24,20 @@ _FEW = 4  # ranks that send a small buffer to each other rather than through the
 
 class FabricGroup:
     """See `comm.Group`. `channel`, an even number, tells groups apart that share ranks; messages
-    between two ranks go over the odd one after it.
+    between two ranks go over the odd one after it. `inside`: all ranks are of one replica, and use
+    it for nothing but the passes of a step.
 
     Frames are numbered when a collective begins, whenever they are sent: all ranks begin the
     collectives of a group in the same order.
     """
 
-    def __init__(self, fabric: Fabric, ranks: tuple[int, ...], channel: int) -> None:
+    def __init__(
+        self, fabric: Fabric, ranks: tuple[int, ...], channel: int, inside: bool = False
+    ) -> None:
         self.ranks, self._fabric, self._channel = ranks, fabric, channel
+        self._inside = inside
+        if inside:
+            fabric.is_inside(channel)
         self._epoch = -1
         self._number = 0
         self._sent: list[int] = []
@@ -195,9 +201,10 @@ class FabricGroup:
         return op, self._number
 
     def _operation(self) -> Operation:
-        op = self._fabric.operation()
-        if self._epoch != self._fabric.epoch:
-            self._epoch, self._number = self._fabric.epoch, 0
+        op = self._fabric.operation(self._inside)
+        epoch = self._fabric.epoch_of(self._inside)
+        if self._epoch != epoch:
+            self._epoch, self._number = epoch, 0
             self._sent, self._got = [0] * len(self.ranks), [0] * len(self.ranks)
         return op
 
@@ -212,19 +219,27 @@ class FabricGroup:
 
 class Groups:
     """Makes groups, each with a channel of its own that follows from its ranks and from how many
-    of the same ranks were made before: every rank makes its groups in the same order."""
+    of the same ranks were made before: every rank makes its groups in the same order. `block` are
+    the ranks of this one's replica."""
 
-    def __init__(self, fabric: Fabric) -> None:
-        self._fabric = fabric
+    def __init__(self, fabric: Fabric, block: frozenset[int] = frozenset()) -> None:
+        self._fabric, self._block = fabric, block
         self._made: Counter[tuple[int, ...]] = Counter()
 
     def __call__(self, ranks: list[int]) -> FabricGroup:
-        """A group of `ranks`."""
+        """A group of `ranks` for the passes of a step."""
+        return self._make(ranks, self._block.issuperset(ranks))
+
+    def after(self, ranks: list[int]) -> FabricGroup:
+        """One for what follows on them."""
+        return self._make(ranks, False)
+
+    def _make(self, ranks: list[int], inside: bool) -> FabricGroup:
         key = tuple(ranks)
         self._made[key] += 1
         name = f"{key}/{self._made[key]}".encode()
         digest = hashlib.blake2b(name, digest_size=8).digest()
-        return FabricGroup(self._fabric, key, int.from_bytes(digest, "little") & ~1)
+        return FabricGroup(self._fabric, key, int.from_bytes(digest, "little") & ~1, inside)
 
 
 class _Memory:

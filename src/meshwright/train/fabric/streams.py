@@ -5,11 +5,17 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from meshwright.train.fabric.frames import HEADER_BYTES, HELLO_BYTES, Key, unpack_header
+from meshwright.train.fabric.frames import (
+    HEADER_BYTES,
+    HELLO_BYTES,
+    Key,
+    pack_header,
+    unpack_header,
+)
 
 _SCRATCH_BYTES = 1 << 16
 _NO_SIGNAL = socket.MSG_NOSIGNAL  # a peer that is gone is no reason to die
@@ -30,6 +36,7 @@ class _Frame:
 
     parts: list[memoryview]
     counted: Counted | None = None
+    key: Key | None = None
     begun: bool = False  # some of it is on the wire
 
     def leave(self, n_bytes: int) -> bool:
@@ -43,7 +50,7 @@ class _Frame:
 
     def copied(self) -> _Frame:
         """The same bytes in memory of their own, for nobody."""
-        return _Frame([memoryview(bytes(part)) for part in self.parts], None, True)
+        return _Frame([memoryview(bytes(part)) for part in self.parts], begun=True)
 
 
 class Outgoing:
@@ -63,18 +70,19 @@ class Outgoing:
         """Whether something waits for room."""
         return bool(self._backlog) and self._stream is not None
 
-    def put(self, header: bytes, payload: memoryview, counted: Counted) -> bool:
+    def put(self, key: Key, payload: memoryview, counted: Counted) -> bool:
         """Send a frame; whether all of it has left. If not, `counted` hears of it later, and the
         payload must stay as it is until then."""
+        header = pack_header(key, len(payload))
         if self._backlog and not self.flush():
-            self._backlog.append(_Frame([memoryview(header), payload], counted))
+            self._backlog.append(_Frame([memoryview(header), payload], counted, key))
             return False
         if self._stream is None:
             return True
         sent = self._send([header, payload])
         if sent == len(header) + len(payload) or self._stream is None:
             return True
-        frame = _Frame([memoryview(header), payload], counted)
+        frame = _Frame([memoryview(header), payload], counted, key)
         frame.leave(sent)
         self._backlog.append(frame)
         return False
@@ -93,10 +101,15 @@ class Outgoing:
                 frame.counted.one_done()
         return True
 
-    def abandon(self) -> None:
-        """Nobody wants what waits: only the frame on the wire is completed, from a copy, so that
-        its memory is free and the stream stays readable."""
-        self._backlog = deque(frame.copied() for frame in self._backlog if frame.begun)
+    def abandon(self, is_old: Callable[[Key], bool]) -> None:
+        """Nobody wants what waits and is old: only the frame on the wire is completed, from a copy,
+        so that its memory is free and the stream stays readable."""
+        waiting, self._backlog = self._backlog, deque()
+        for frame in waiting:
+            if frame.key is None or not is_old(frame.key):
+                self._backlog.append(frame)
+            elif frame.begun:
+                self._backlog.append(frame.copied())
 
     def close(self) -> None:
         """Give the stream up; who waits for it waits no more."""
@@ -164,9 +177,9 @@ class Incoming:
             if n_bytes < len(target):  # there was no more
                 return True
 
-    def abandon(self, epoch: int) -> None:
-        """Frames from before `epoch` are void: the rest of one goes nowhere."""
-        if self._key is not None and self._key.epoch < epoch:
+    def abandon(self, is_old: Callable[[Key], bool]) -> None:
+        """Old frames are void: the rest of one goes nowhere."""
+        if self._key is not None and is_old(self._key):
             self._rest = memoryview(bytearray(len(self._rest)))
             self._place = self._rest
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -18,9 +20,15 @@ _UNDER_WAY = 2  # groups whose full gradients may be on their way at a time
 @dataclass
 class Scatters:
     """The scatters under way on this rank, oldest first, so that full gradients do not pile up
-    while a backward pass outruns the network. All ranks begin and end them in the same order."""
+    while a backward pass outruns the network. All ranks begin and end them in the same order.
 
+    With `undisturbed`, where nothing may come in between, it also knows the sums over replicas that
+    this step has begun, and what was added up is kept, so that they can be begun again.
+    """
+
+    undisturbed: Callable[[], AbstractContextManager[object]] | None = None
     _queue: deque[Accumulator] = field(default_factory=deque)
+    _begun: list[Accumulator] = field(default_factory=list)
 
     def push(self, started: Accumulator) -> None:
         """`started` has begun to scatter; the oldest one too many is waited for."""
@@ -36,6 +44,25 @@ class Scatters:
     def abandon(self) -> None:
         """Forget those under way."""
         self._queue.clear()
+        self._begun.clear()
+
+    def begin_step(self) -> None:
+        """No sum has begun."""
+        self._begun.clear()
+
+    def begin_sum(self, of: Accumulator) -> None:
+        """Have `of` add up over replicas."""
+        with (self.undisturbed or nullcontext)():
+            if self.undisturbed is not None:
+                self._begun.append(of)
+                of.keep()
+            of.start_sum()
+
+    def sum_again(self) -> None:
+        """Begin the step's sums over replicas anew, in the same order, from what was kept."""
+        for accumulator in self._begun:
+            accumulator.restore()
+            accumulator.start_sum()
 
 
 @dataclass(frozen=True)
@@ -76,6 +103,7 @@ class Accumulator:
         self._fresh_full = self._fresh = self._last = False
         self._scattering: deque[_Scattering] = deque()
         self._reduction: Pending | None = None
+        self._kept: Tensor | None = None
         self._waiting: set[object] = set()
 
     def begin_step(self) -> None:
@@ -121,7 +149,7 @@ class Accumulator:
             self._scattering.append(_Scattering(pending, part, full, self._last))
             self._scatters.push(self)
         if self._last and not self._sharded:
-            self._reduction = self._add_up.start_all_reduce(self.grad)
+            self._scatters.begin_sum(self)
 
     def settle(self) -> None:
         """Add the slice that has been on its way longest; after the step's last one begin the sum
@@ -134,7 +162,22 @@ class Accumulator:
             self.grad.add_(done.part)
         self._fresh = False
         if done.last:
-            self._reduction = self._add_up.start_all_reduce(self.grad)
+            self._scatters.begin_sum(self)
+
+    def start_sum(self) -> None:
+        """Begin to add up over replicas."""
+        self._reduction = self._add_up.start_all_reduce(self.grad)
+
+    def keep(self) -> None:
+        """Remember what is to be added up."""
+        if self._kept is None:
+            self._kept = torch.empty_like(self.grad)
+        self._kept.copy_(self.grad)
+
+    def restore(self) -> None:
+        """Bring back what was remembered."""
+        assert self._kept is not None
+        self.grad.copy_(self._kept)
 
     def finish(self) -> None:
         """Wait until `grad` is the sum over all ranks that share the group."""

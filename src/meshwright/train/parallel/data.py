@@ -8,7 +8,8 @@ pass of a layer is done.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -124,6 +125,7 @@ class DataParallel:
 
     def begin_step(self) -> None:
         """The next gradients replace those of the step before."""
+        self._scatters.begin_step()
         for group in self.groups:
             group.sums.begin_step()
 
@@ -164,9 +166,20 @@ class DataParallel:
             group.sums.abandon()
             group.weights.abandon()
 
+    def keep_own_sums(self, undisturbed: Callable[[], AbstractContextManager[object]]) -> None:
+        """From now on remember what is added up over replicas; see `Scatters`."""
+        self._scatters.undisturbed = undisturbed
+
+    def sum_again(self) -> None:
+        """Add up over replicas anew what this step has begun to add up."""
+        self._scatters.sum_again()
+
+    def finish_scatters(self) -> None:
+        """Wait until this rank's shards are sums over those of its replica."""
+        self._scatters.finish()
+
     def finish_reduction(self) -> None:
         """Wait until every gradient is the sum over the ranks that hold the same weights."""
-        self._scatters.finish()
         for group in self.groups:
             group.sums.finish()
 
