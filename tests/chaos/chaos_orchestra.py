@@ -72,6 +72,7 @@ class Orchestra:
         self.players: dict[int, Player] = {}
         self.said: list[Said] = []
         self.takeovers: list[Takeover] = []
+        self.through: dict[str, Any] | None = None  # what every later table says
         self.on_said: Callable[[Orchestra, Said], object] = lambda _o, _s: None
         self._deadline_s = time.monotonic() + bound_s
         self._events, self._event_fd = os.pipe()
@@ -167,7 +168,11 @@ class Orchestra:
         os.kill(self.players[member].pid, number)
 
     def order(
-        self, members: dict[int, int], lost: Sequence[int], resize: dict[str, Any] | None = None
+        self,
+        members: dict[int, int],
+        lost: Sequence[int],
+        resize: dict[str, Any] | None = None,
+        through: dict[str, Any] | None = None,
     ) -> None:
         """Give out a table."""
         self.epoch, self.members = self.epoch + 1, members
@@ -179,6 +184,7 @@ class Orchestra:
             "addresses": {str(n): player.addresses for n, player in alive.items()},
             "lost": list(lost),
             "resize": resize,
+            "through": through or self.through,
         }
         self._line = json.dumps(table).encode() + b"\n"
         for player in alive.values():

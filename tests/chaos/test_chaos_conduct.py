@@ -152,7 +152,7 @@ def test_resizing_up_and_down(scene: Scene) -> None:
     answers: list[dict[str, object]] = []
 
     def ask_for(size: int) -> None:
-        request = {"op": "resize", "dp_replicate": size}
+        request = {"op": "resize", "layout": {"dp_replicate": size}}
         threading.Thread(target=lambda: answers.append(ask(scene.rundir.path, request))).start()
 
     def on_event(message: dict[str, object]) -> None:
@@ -171,7 +171,10 @@ def test_resizing_up_and_down(scene: Scene) -> None:
     assert sizes == [("dp4", "dp6"), ("dp6", "dp2")]
     refused, *taken = answers
     assert str(refused["error"]).startswith("dp_replicate = 5: this job runs with 1, 2, 3, 4, 6")
-    assert taken == [{"accepted": 6}, {"accepted": 2}]
+    assert [(answer["accepted"], answer["layout"]) for answer in taken] == [
+        ({"dp_replicate": 6}, "dp6"),
+        ({"dp_replicate": 2}, "dp2"),
+    ]
     assert scene.steps() == list(range(1, 401))
 
 

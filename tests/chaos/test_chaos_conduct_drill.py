@@ -24,7 +24,7 @@ from meshwright.cli.drill_plan import (
     steps_for,
     summary,
 )
-from meshwright.cli.job import parse_size
+from meshwright.cli.job import parse_layout
 
 JOB = """
 [job]
@@ -134,10 +134,10 @@ def test_what_is_refused() -> None:
         parse_kinds("frezee")
     with pytest.raises(ConfigError, match="names no fault"):
         parse_kinds(" ,")
-    assert parse_size("dp_replicate=4") == 4
-    for text in ("tp=2", "dp_replicate", "dp_replicate=0", "dp_replicate=x"):
-        with pytest.raises(ConfigError, match="write it as dp_replicate=N"):
-            parse_size(text)
+    assert parse_layout(["tp = 4", "schedule=gpipe"]) == {"tp": 4, "schedule": "gpipe"}
+    for text in ("tp", "tp=", "chips=2"):
+        with pytest.raises(ConfigError, match="write it as KEY=VALUE"):
+            parse_layout([text])
 
 
 def test_a_drill_of_a_small_job(tmp_path: Path) -> None:

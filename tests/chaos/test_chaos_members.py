@@ -244,6 +244,62 @@ def test_fewer_replicas_and_more_again(stage: Any) -> None:
     assert ended.losses == pytest.approx(plain.losses, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("layout", "faults"),
+    [
+        ({"dp_shard": 2, "zero": 3, "tp": 2, "cp": 2, "micro_batch": 8}, []),
+        ({"pp": 2, "micro_batch": 8}, []),
+        ({"dp_replicate": 2, "dp_shard": 2, "pp": 2, "micro_batch": 4}, [(5, 7, "forward")]),
+    ],
+    ids=["all of them", "fewer", "and a loss afterwards"],
+)
+def test_another_layout_in_the_midst_of_a_run(
+    stage: Any, layout: dict[str, Any], faults: list[tuple[int, int, str]], tmp_path: Path
+) -> None:
+    here, plain = stage("twins")
+    wanted = Layout.model_validate(layout)
+    saving = {"folder": str(tmp_path), "saving": True}
+    held: list[int] = []
+
+    def change(orchestra: Orchestra, said: Said) -> None:
+        if said["kind"] == Kind.PROGRESS and said["step"] == 4 and orchestra.epoch == 1:
+            orchestra.order(orchestra.members, [], through=saving)
+        if said["kind"] == Kind.HELD:
+            held.append(said["step"])
+        if len(held) == here.world and orchestra.epoch == 2:
+            step, through = held[0], wanted.model_dump(mode="json")
+            orchestra.through = {**saving, "saving": False, "step": step, "layout": through}
+            orchestra.order({rank: 7 - rank for rank in range(wanted.world)}, [])
+
+    ended, orchestra = here.play([_fault(*f) for f in faults], len(faults), on_said=change)
+    assert orchestra.epoch == 3 + len(faults) and len(set(held)) == 1
+    assert ended.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert ended.evaluations == pytest.approx(plain.evaluations, rel=1e-5)
+
+
+def test_a_loss_while_all_save_for_another_layout(stage: Any, tmp_path: Path) -> None:
+    here, plain = stage("twins")
+    saving = {"folder": str(tmp_path), "saving": True}
+    wanted = Layout.model_validate({"dp_shard": 8, "micro_batch": 2})
+    held: set[int] = set()
+
+    def change(orchestra: Orchestra, said: Said) -> None:
+        if said["kind"] == Kind.PROGRESS and said["step"] == 4 and orchestra.epoch == 1:
+            orchestra.through = saving
+            orchestra.order(orchestra.members, [])
+        if said["kind"] == Kind.HELD and orchestra.through == saving:
+            held.add(said["member"])
+            if len(held) == 3 and orchestra.epoch == 2:
+                orchestra.kill(said["member"])
+            if held >= set(orchestra.members.values()) and orchestra.epoch == 3:
+                through = {"step": said["step"], "layout": wanted.model_dump(mode="json")}
+                orchestra.through = {**saving, **through, "saving": False}
+                orchestra.order(orchestra.members, [])
+
+    ended, _ = here.play(spares=1, on_said=change)
+    assert ended.losses == pytest.approx(plain.losses, rel=1e-5)
+
+
 def test_a_fault_that_nobody_sees_is_found_by_comparing(stage: Any) -> None:
     here, _ = stage("twins")
     said: list[Said] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from meshwright.base.errors import ConfigError, InputError
 from meshwright.cli.options import AsJson, log_console, print_json
 from meshwright.conduct.asking import ask
+from meshwright.plan.layout import Layout
 
 job = typer.Typer(help="Ask something of a run that goes on.", no_args_is_help=True)
 
@@ -17,23 +19,28 @@ job = typer.Typer(help="Ask something of a run that goes on.", no_args_is_help=T
 @job.command("resize")
 def resize(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
-    size: Annotated[str, typer.Argument(metavar="dp_replicate=N", help="Replicas to go on with.")],
+    keys: Annotated[
+        list[str], typer.Argument(metavar="KEY=VALUE...", help="Keys of [layout] to change.")
+    ],
     as_json: AsJson = False,
 ) -> int:
-    """Go on with more or fewer replicas, without a stop; a run that survives losses can."""
-    answer = ask(run, {"op": "resize", "dp_replicate": parse_size(size)})
+    """Go on in another layout, without a stop; a run that survives losses can."""
+    answer = ask(run, {"op": "resize", "layout": parse_layout(keys)})
     if error := answer.get("error"):
         raise InputError(f"{run}: {error}")
     if as_json:
         print_json(answer)
     else:
-        log_console().print(f"{run}: will go on with dp_replicate = {answer['accepted']}")
+        log_console().print(f"{run}: will go on as {answer['layout']}")
     return 0
 
 
-def parse_size(text: str) -> int:
-    """The N of `dp_replicate=N`. Raises ConfigError."""
-    key, _, value = text.partition("=")
-    if key.strip() != "dp_replicate" or not value.strip().isdigit() or int(value) < 1:
-        raise ConfigError("resize", text, "write it as dp_replicate=N, N a number of replicas")
-    return int(value)
+def parse_layout(texts: Sequence[str]) -> dict[str, int | str]:
+    """The keys and values of `dp_replicate=2 tp=4`. Raises ConfigError."""
+    found: dict[str, int | str] = {}
+    for text in texts:
+        key, sign, value = (part.strip() for part in text.partition("="))
+        if not sign or not value or key not in Layout.model_fields:
+            raise ConfigError("resize", text, "write it as KEY=VALUE, KEY one of [layout]")
+        found[key] = int(value) if value.isdigit() else value
+    return found

@@ -51,6 +51,10 @@ class Bench:
             self._roles = {rank: self.muster.role(rank, replicas) for rank in range(world)}
         return self._roles
 
+    def take_layout(self, muster: Muster) -> None:
+        """The job goes on in another layout."""
+        self.muster, self._roles, self.step_log = muster, {}, StepLog()
+
     def slow(self) -> list[Straggler]:
         """Members that are slow, each named once."""
         found = [s for s in self.step_log.stragglers(self._roles) if s.member not in self._named]

@@ -63,7 +63,8 @@ class Ledger:
             said |= {"pid": end.pid if end else None, "signal": name, "exit_code": code}
             said["log"] = str(member_log_path(self.rundir.logs, said["member"]))
         elif kind == Kind.RESIZED:
-            said |= {key: self.muster.label(said[key]) for key in ("before", "after")}
+            sizes = {key: said[key] for key in ("before", "after") if isinstance(said[key], int)}
+            said |= {key: self.muster.label(size) for key, size in sizes.items()}
         self.store(said)
 
     def conclude(self, status: Status, error: str | None) -> Outcome:

@@ -103,6 +103,23 @@ class Rules:
 
 
 @dataclass(frozen=True)
+class Relayout:
+    """Another layout, of `world` ranks and `shapes`; `before` and `after` are what people call the
+    old and the new one.
+
+    All save their state in memory (`saving`), and those that have (`held`) wait; then all begin
+    anew from it.
+    """
+
+    world: int
+    shapes: Shapes
+    before: str
+    after: str
+    saving: bool = False
+    held: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
 class State:
     """A run as its conductor sees it. `table` is the member of each rank."""
 
@@ -125,6 +142,8 @@ class State:
     wanted: int | None = None  # replicas that were asked for
     resized_from: int | None = None  # replicas before the table that is out
     resize_s: float = 0.0  # when that was decided
+    relayout: Relayout | None = None  # that was asked for
+    relaid: Relayout | None = None  # that the table which is out begins
     stop_asked: bool = False
     deaths: tuple[Exit, ...] = ()
     failure: str | None = None
@@ -242,6 +261,26 @@ class ResizeAsked:
 
 
 @dataclass(frozen=True)
+class RelayoutAsked:
+    """The user wants another layout."""
+
+    relayout: Relayout
+
+
+@dataclass(frozen=True)
+class Held:
+    """A member has saved its part of the state, under the table of `epoch`, and waits."""
+
+    member: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class TableLost:
+    """Of what the table that is out begins nobody knows any more: it is given out anew."""
+
+
+@dataclass(frozen=True)
 class StopAsked:
     """The user asked for the run to stop, once more."""
 
@@ -264,6 +303,9 @@ Event = (
     | Unlinked
     | Heard
     | ResizeAsked
+    | RelayoutAsked
+    | Held
+    | TableLost
     | StopAsked
     | Limits
     | Tick
@@ -273,13 +315,15 @@ Event = (
 @dataclass(frozen=True)
 class SendTable:
     """Tell every member who holds which rank; `lost` ranks have a member without the state.
-    `dp_replicate` is set where the layout changes; `moved` ranks are given away for safety."""
+    `dp_replicate` is set where the layout changes; `moved` ranks are given away for safety.
+    `through`: all "save" their state in memory and wait, or "load" it in another layout."""
 
     epoch: int
     members: tuple[int, ...]
     lost: tuple[int, ...]
     dp_replicate: int | None = None
     moved: tuple[int, ...] = ()
+    through: Literal["save", "load"] | None = None
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ class SimMember:
     rank: int = -1
     step: int = -1
     executing: list[int] | None = None
+    came_by: str | None = None  # the folder in memory that it began from
 
 
 class Line:
@@ -158,6 +159,10 @@ class SimAgent:
         def accept() -> None:
             if member.alive and table["epoch"] > member.epoch:
                 member.epoch, member.rank = table["epoch"], held.get(member.number, -1)
+                through = table["through"]
+                begins = through and not through["saving"] and member.rank >= 0
+                if begins and member.came_by != through["folder"]:
+                    member.step, member.came_by = through["step"], through["folder"]
                 if member.step < 0 <= member.rank and member.rank not in table["lost"]:
                     member.step = 0  # it begins where the run began
 

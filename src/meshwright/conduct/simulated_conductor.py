@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from meshwright.base.errors import ConfigError
 from meshwright.base.events import Kind
 from meshwright.conduct.members import (
     Action,
@@ -16,6 +17,7 @@ from meshwright.conduct.members import (
     Event,
     Executing,
     Heard,
+    Held,
     Kill,
     KillAll,
     Launch,
@@ -23,15 +25,18 @@ from meshwright.conduct.members import (
     NodeUp,
     Ready,
     Record,
+    RelayoutAsked,
     Revive,
     SendTable,
     Stage,
     StopMembers,
+    TableLost,
     Tick,
     Up,
 )
-from meshwright.conduct.muster import adopted
+from meshwright.conduct.muster import Muster, adopted
 from meshwright.conduct.protocol import Exit
+from meshwright.conduct.shelf import other_layout
 from meshwright.conduct.simulated import Line, SimAgent
 
 if TYPE_CHECKING:
@@ -51,6 +56,8 @@ class SimConductor:
         self.hellos: dict[int, dict[str, Any]] | None = {} if adopt else None
         self.progress_s: dict[int, float] = {}
         self.agents: dict[int, SimAgent] = {}
+        self.muster = world.muster
+        self.shelf = world.shelf()
         if adopt:
             self.clock.after(3.0, self._adopt)
         self.clock.after(0.5, self._tick)
@@ -97,6 +104,9 @@ class SimConductor:
                 self.apply(Ready(said["member"]))
             case "executing":
                 self.apply(Executing(said["member"], *said["at"]))
+            case "held":
+                self.shelf.step = self.world.step
+                self.apply(Held(said["member"], said["epoch"]))
             case "dying":
                 self.apply(Dying(said["member"]))
             case "exit":
@@ -130,6 +140,10 @@ class SimConductor:
         self.hellos = None
         step = self.world.step
         self.state, self.table_line = adopted(self.state, hellos, step)
+        through = None if self.table_line is None else self.table_line["through"]
+        self.muster = Muster(self.shelf.adopt(self.muster.job, through))
+        rules = replace(self.state.rules, shapes=self.muster.shapes)
+        self.state = replace(self.state, rules=rules)
         for node, hello in hellos.items():
             self._greet(node, hello)
             agent = self.world.agents[node]
@@ -138,6 +152,20 @@ class SimConductor:
         for node, agent in self.world.agents.items():
             if not agent.alive:
                 self.apply(NodeGone(node, "its agent died"))
+        if through is not None and through["saving"]:
+            self.apply(TableLost())
+
+    def ask_layout(self, wanted: dict[str, int]) -> None:
+        """A user wants another layout."""
+        state = self.state
+        if self.hellos is not None or state.relayout or state.stage is not Stage.RUNNING:
+            return
+        now = state.rules.shapes.replicas(len(state.table))
+        try:
+            relayout, self.shelf.job = other_layout(self.muster, now, wanted)
+        except ConfigError:  # it has that one already
+            return
+        self.apply(RelayoutAsked(relayout))
 
     def heard_step(self, step: int) -> None:
         """Some rank has begun the next step."""
@@ -169,6 +197,12 @@ class SimConductor:
                 held = {str(rank): number for rank, number in enumerate(members)}
                 line = {"op": "table", "epoch": epoch, "members": held, "lost": list(lost)}
                 line["homes"] = {str(m): self.state.members[m].node for m in members}
+                if action.through == "load":
+                    self.shelf.load()
+                    assert self.shelf.job is not None
+                    self.muster = Muster(self.shelf.job)
+                saves = action.through == "save"
+                line["through"] = self.shelf.save() if saves else self.shelf.through
                 self.table_line = line
                 self.world.tables[epoch] = line
                 self._send_all(line)
@@ -185,6 +219,7 @@ class SimConductor:
             case Record(kind):
                 self.world.alerts += kind == Kind.ALERT
                 self.world.takeovers += kind == Kind.TAKEOVER_DONE
+                self.world.relayouts += kind == Kind.RESIZED
 
     def _send_all(self, request: dict[str, Any]) -> None:
         for node in self.world.agents:

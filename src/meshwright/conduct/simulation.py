@@ -16,10 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from meshwright.conduct.members import Action, Event, NodeGone, SendTable, Stage, State, Unlinked
 from meshwright.conduct.muster import Muster
+from meshwright.conduct.shelf import Shelf
 from meshwright.conduct.simulated import SIGKILL, Clock, Line, SimAgent, SimMember
 from meshwright.conduct.simulated_conductor import SimConductor
 from meshwright.conduct.takeover import decide
@@ -79,7 +81,8 @@ class Simulation:
         self.replaced: list[int] = []
         self.given_away: set[tuple[int, int]] = set()  # by which conductor, and whose rank
         self.faulted: set[int] = set()
-        self.alerts = self.takeovers = 0
+        self.alerts = self.takeovers = self.relayouts = 0
+        self.shelves = 0
         self.hire()
         for node in self.agents:
             self.clock.after(self.random.uniform(0.0, 1.0), partial(self._serve, node))
@@ -91,6 +94,15 @@ class Simulation:
         """Start a conductor: the first, or one more after a crash."""
         self.generation += 1
         self.conductor = SimConductor(self, adopt=self.generation > 1)
+
+    def shelf(self) -> Shelf:
+        """Where a conductor has state saved: made-up folders, all different."""
+
+        def folder() -> Path:
+            self.shelves += 1
+            return Path(f"/{self.shelves}")
+
+        return Shelf(make=folder)
 
     def fire(self) -> None:
         """The conductor crashes, and all lines with it."""
@@ -217,8 +229,12 @@ class Simulation:
         for agent in self.agents.values():
             for member in agent.members.values():
                 if member.alive and member.epoch == epoch and member.rank >= 0:
-                    member.step, member.executing = self.step, [epoch, self.step]
-                    agent.progress_s = self.clock.now_s
+                    member.step, agent.progress_s = self.step, self.clock.now_s
+                    if table["through"] and table["through"]["saving"]:
+                        member.executing = None
+                        agent.report("held", member=member.number, epoch=epoch)
+                        continue
+                    member.executing = [epoch, self.step]
                     agent.report("executing", member=member.number, at=member.executing)
 
     def _take_step(self, epoch: int) -> None:
@@ -285,7 +301,7 @@ class Simulation:
 
     def check_table(self, before: tuple[int, ...], action: SendTable, state: State) -> None:
         """Whether ranks change hands for a reason, and once."""
-        if action.dp_replicate is not None or state.epoch <= 1:
+        if action.dp_replicate is not None or action.through == "load" or state.epoch <= 1:
             return
         for rank, (old, new) in enumerate(zip(before, action.members, strict=True)):
             if old == new or rank in action.moved:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 from meshwright.conduct.members import Launch, Member, SendTable, Stage, StopMembers
 from meshwright.conduct.places import choose
 from meshwright.conduct.turn import Turn
@@ -51,10 +54,12 @@ class Staffing(Turn):
         replicas: int | None = None,
         first: bool = False,
         moved: tuple[int, ...] = (),
+        load: bool = False,
     ) -> None:
         """Give out a table: the `first`, one with other `replicas`, or one that makes losses good
-        or has `moved` ranks."""
-        state = self.state
+        or has `moved` ranks; with `load` one of another layout."""
+        state, through = self.state, self._through(load)
+        first = first or load
         lost = [r for r, n in enumerate(table) if not first and not state.members[n].holds]
         epoch = max(state.epoch, state.epoch_floor) + 1
         limit_s = state.limits.takeover_s * _TABLE_LIMITS
@@ -66,16 +71,23 @@ class Staffing(Turn):
             epoch=epoch,
             table=table,
             executing={},
-            deadline_s=None if first and not state.stop_asked else deadline_s,
+            deadline_s=None if first and not (load or state.stop_asked) else deadline_s,
         )
         for number in set(state.table) - set(table):  # what it holds grows old
             self.member(number, holds=False, ready=False)
         for number in table if first else ():  # anybody can begin the first step
             self.member(number, holds=True)
-        told = SendTable(epoch, table, tuple(lost), replicas, moved)
+        told = SendTable(epoch, table, tuple(lost), replicas, moved, through)
         self.actions.insert(0, told)  # before anything is written down
         if state.stop_asked:
             self.actions.append(StopMembers(table))
+
+    def _through(self, load: bool) -> Literal["save", "load"] | None:
+        wanted = self.state.relayout
+        if wanted is None or not wanted.saving:
+            return "load" if load else None
+        self.put(relayout=replace(wanted, held=frozenset()))
+        return "save"
 
     def is_calm(self) -> bool:
         """Whether the last takeover is a while ago."""

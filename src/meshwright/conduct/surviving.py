@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from meshwright.base.errors import RunError
+from meshwright.base.errors import ConfigError, RunError
 from meshwright.base.events import Kind
 from meshwright.conduct.bench import Bench
 from meshwright.conduct.conductor import Outcome, Status, describe, last_line
@@ -24,6 +24,7 @@ from meshwright.conduct.members import (
     Ended,
     Event,
     Executing,
+    Held,
     Kill,
     KillAll,
     Launch,
@@ -31,6 +32,7 @@ from meshwright.conduct.members import (
     NodeUp,
     Ready,
     Record,
+    RelayoutAsked,
     ResizeAsked,
     Revive,
     SendTable,
@@ -38,6 +40,7 @@ from meshwright.conduct.members import (
     State,
     StopAsked,
     StopMembers,
+    TableLost,
     Tick,
     Unlinked,
     Up,
@@ -46,6 +49,7 @@ from meshwright.conduct.members import Heard as HeardOf
 from meshwright.conduct.muster import Muster, adopted
 from meshwright.conduct.protocol import Exit, Message, member_log_path, signal_name
 from meshwright.conduct.rundir import RunDir, living_agents
+from meshwright.conduct.shelf import Shelf, other_layout
 from meshwright.conduct.takeover import decide
 from meshwright.conduct.verdicts import Frozen, Verdict
 
@@ -117,6 +121,7 @@ def run(
             return conductor.ledger.conclude(Status.FAILED, str(error))
         return conductor.judge()
     finally:
+        conductor.shelf.close()
         fleet.close()
 
 
@@ -139,6 +144,7 @@ class _Conductor:
     to_revive: set[int] = field(default_factory=set)
     ends: list[Ended | Dying] = field(default_factory=list)
     instances: dict[int, str] = field(default_factory=dict)  # of the agents, by node
+    shelf: Shelf = field(default_factory=Shelf)
 
     def follow(self, adopt: bool) -> None:
         """Start or adopt the agents, and act on all that happens until the run is over."""
@@ -184,12 +190,18 @@ class _Conductor:
         if not any(hello["table"] for hello in hellos.values()) and self.ledger.metrics_step:
             raise RunError(f"the agents of nodes {sorted(expected)} live and do not answer")
         self.state, self.table_line = adopted(self.state, hellos, self.ledger.metrics_step)
+        through = None if self.table_line is None else self.table_line.get("through")
+        self.muster = self.ledger.muster = Muster(self.shelf.adopt(self.muster.job, through))
+        self.state = replace(self.state, rules=replace(self.state.rules, shapes=self.muster.shapes))
+        self.bench.take_layout(self.muster)
         for node, hello in hellos.items():
             self._greet(node, hello)
         for node in set(range(self.muster.nodes)) - set(living_agents(self.rundir.path)):
             self._apply(NodeGone(node, f"the agent of node {node} died"))
         for heard in later:
             self._hear(heard)
+        if through is not None and through["saving"]:
+            self._apply(TableLost())
         return True
 
     def _revive(self) -> None:
@@ -264,6 +276,9 @@ class _Conductor:
             self._apply(Up(member, tuple(message["addresses"])))
         elif kind == Kind.EXECUTING:
             self._apply(Executing(member, message["epoch"], message["step"]))
+        elif kind == Kind.HELD:
+            self.shelf.step = message["step"]
+            self._apply(Held(member, message["epoch"]))
         elif kind == Kind.RUN_INTERRUPTED:  # every rank may say so; told once, at the end
             self.saved_step = message["step"]
         elif kind == Kind.PROGRESS:
@@ -288,6 +303,8 @@ class _Conductor:
             self._apply(Ready(message["member"]))
             if known is None or known.ready:
                 return
+        if message["kind"] == Kind.CHECKPOINT_COMMITTED and message["step"] > self.shelf.step:
+            self.shelf.clear()
         self.ledger.store_said(message)
 
     # --- verdicts
@@ -320,23 +337,35 @@ class _Conductor:
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Take up what a user asks for, or say in one line why not."""
-        replicas = request.get("dp_replicate")
-        sizes = self.state.rules.shapes.sizes
-        if request.get("op") != "resize" or not isinstance(replicas, int):
+        wanted = request.get("layout")
+        if request.get("op") != "resize" or not isinstance(wanted, dict):
             return {"error": f"no such request: {request.get('op')!r}"}
-        if replicas not in sizes:
-            takes = ", ".join(str(size) for size in sizes)
-            return {"error": f"dp_replicate = {replicas}: this job runs with {takes}"}
-        if self.state.stage not in (Stage.RUNNING, Stage.TAKING_OVER):
-            return {"error": f"the run is {self.state.stage.name.lower()}; try again when it runs"}
-        self._apply(ResizeAsked(replicas))
-        return {"accepted": replicas}
+        if self.state.stage not in (Stage.RUNNING, Stage.TAKING_OVER) or self.state.relayout:
+            busy = "changing its layout" if self.state.relayout else self.state.stage.name.lower()
+            return {"error": f"the run is {busy}; try again when it runs"}
+        replicas = wanted.get("dp_replicate")
+        sizes = self.state.rules.shapes.sizes
+        if wanted.keys() == {"dp_replicate"} and len(sizes) > 1:  # without a detour
+            if replicas not in sizes:
+                takes = ", ".join(str(size) for size in sizes)
+                return {"error": f"dp_replicate = {replicas}: this job runs with {takes}"}
+            self._apply(ResizeAsked(replicas))
+            return {"accepted": wanted, "layout": self.muster.label(replicas)}
+        now = self.state.rules.shapes.replicas(len(self.state.table))
+        try:
+            relayout, self.shelf.job = other_layout(self.muster, now, wanted)
+        except ConfigError as error:
+            return {"error": str(error)}
+        self._apply(RelayoutAsked(relayout))
+        return {"accepted": wanted, "layout": relayout.after}
 
     # --- what is done
 
     def _act(self, action: Action) -> None:
         match action:
             case SendTable():
+                if action.through == "load":
+                    self._take_layout()
                 self.table_line = self._table_line(action)
                 self.fleet.send_all({"op": "order", "line": self.table_line})
             case Kill(member):
@@ -370,7 +399,15 @@ class _Conductor:
             "homes": {str(m): self.state.members[m].node for m in action.members},
             "lost": list(action.lost),
             "resize": None if replicas is None else {"layout": self.muster.layout(replicas)},
+            "through": self.shelf.save() if action.through == "save" else self.shelf.through,
         }
+
+    def _take_layout(self) -> None:
+        """All begin anew in the layout that was asked for, from what they have saved."""
+        self.shelf.load()
+        assert self.shelf.job is not None
+        self.muster = self.ledger.muster = Muster(self.shelf.job)
+        self.bench.take_layout(self.muster)
 
     def _launch(self, node: int, members: list[int]) -> None:
         if members:

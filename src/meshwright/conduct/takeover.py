@@ -10,10 +10,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from meshwright.base.events import Kind
-from meshwright.conduct.members import Action, Event, Stage, State, StopMembers
+from meshwright.conduct.members import (
+    Action,
+    Event,
+    Relayout,
+    Stage,
+    State,
+    StopMembers,
+    TableLost,
+)
 from meshwright.conduct.places import crowded, grown, shrunk
 from meshwright.conduct.staffing import HOUR_S, Staffing
 from meshwright.conduct.turn import LAST
@@ -27,6 +36,8 @@ def decide(state: State, events: Sequence[Event], now_s: float) -> tuple[State, 
     turn = _Settling(state, now_s)
     for event in events:
         turn.take(event)
+        if isinstance(event, TableLost):
+            turn.send(turn.state.table)
     turn.settle()
     return turn.state, turn.actions
 
@@ -46,6 +57,8 @@ class _Settling(Staffing):
             self._wind_up()
         elif vacant := self.vacant():
             self._fill(vacant)
+        elif self._all_hold():
+            self._change_layout()
         elif self._all_run():
             self._run()
         if self.state.stage in (Stage.RUNNING, Stage.WAITING):
@@ -53,6 +66,12 @@ class _Settling(Staffing):
 
     def _all_run(self) -> bool:
         return set(self.state.table) <= self.state.executing.keys()
+
+    def _all_hold(self) -> bool:
+        wanted = self.state.relayout
+        if wanted is None or not wanted.saving or self.state.stop_asked:
+            return False
+        return set(self.state.table) <= wanted.held
 
     def _form(self) -> None:
         state = self.state
@@ -137,7 +156,7 @@ class _Settling(Staffing):
     def _resize(self, replicas: int, table: tuple[int, ...]) -> None:
         before = self.state.rules.shapes.replicas(len(self.state.table))
         first = self.state.resized_from
-        self.put(resized_from=before if first is None else first, wanted=None)
+        self.put(resized_from=before if first is None else first, wanted=None, relayout=None)
         self.put(resize_s=self.state.resize_s or self.now_s)
         self.send(table, replicas=replicas)
 
@@ -160,13 +179,15 @@ class _Settling(Staffing):
             self.put(stage=Stage.RUNNING, deadline_s=deadline_s)
             if state.losses:
                 self.record(Kind.TAKEOVER_DONE, **self._account(state))
-            if state.resized_from is not None:
+            if state.resized_from is not None or state.relaid is not None:
                 self.record(Kind.RESIZED, **self._resize_account(state))
-            self.put(losses=(), deaths=(), resized_from=None, resize_s=0.0)
+            self.put(losses=(), deaths=(), resized_from=None, relaid=None, resize_s=0.0)
         if state.stop_asked:
             return
         if self.state.wanted is not None:
             self._seek_size(self.state.wanted)
+        elif self.state.relayout is not None:
+            self._seek_layout(self.state.relayout)
         elif self.is_calm():
             self._spread()
 
@@ -203,11 +224,15 @@ class _Settling(Staffing):
         }
 
     def _resize_account(self, state: State) -> dict[str, Any]:
+        before: int | str | None = state.resized_from
+        after: int | str = state.rules.shapes.replicas(len(state.table))
+        if state.relaid is not None:
+            before, after = state.relaid.before, state.relaid.after
         return {
             "epoch": state.epoch,
             "step": state.step,
-            "before": state.resized_from,
-            "after": state.rules.shapes.replicas(len(state.table)),
+            "before": before,
+            "after": after,
             "resize_s": self.now_s - state.resize_s,
         }
 
@@ -218,17 +243,42 @@ class _Settling(Staffing):
             self.put(wanted=None, resize_s=0.0)
             return
         # Only who could run at once: all others would wait for the rest.
-        ready = [number for number in self.free() if state.members[number].ready]
-        table = grown(state.table, replicas, ready, state.rules.shapes)
+        table = grown(state.table, replicas, self._ready(), state.rules.shapes)
         if table is not None:
             self._resize(replicas, table)
             return
-        missing = state.rules.shapes.world(replicas) - len(state.table)
-        missing -= len(self.idle())
-        for _ in range(missing):
+        self._launch_for(state.rules.shapes.world(replicas))
+
+    def _launch_for(self, world: int) -> None:
+        """Start what is missing to so many ranks."""
+        for _ in range(world - len(self.state.table) - len(self.idle())):
             nodes = [n for n, node in self.state.nodes.items() if node.alive and node.linked]
             if nodes:
                 self.launch(min(nodes, key=lambda node: (self.held(node), node)))
+
+    def _ready(self) -> list[int]:
+        return [number for number in self.free() if self.state.members[number].ready]
+
+    def _seek_layout(self, wanted: Relayout) -> None:
+        """Towards another layout: once there are enough who could begin, all save."""
+        if len(self.state.table) + len(self._ready()) < wanted.world:
+            self._launch_for(wanted.world)
+            return
+        self.put(relayout=replace(wanted, saving=True))
+        self.send(self.state.table)
+
+    def _change_layout(self) -> None:
+        """All have saved: begin anew in the layout that was asked for."""
+        state, wanted = self.state, self.state.relayout
+        assert wanted is not None
+        members = [*state.table, *self._ready()][: wanted.world]
+        self.put(relayout=None)
+        if len(members) < wanted.world:  # a spare has died meanwhile
+            self.send(state.table)
+            self.record(Kind.ALERT, what=f"too few chips for {wanted.after}", node=None)
+            return
+        self.put(relaid=wanted, rules=replace(state.rules, shapes=wanted.shapes))
+        self.send(tuple(members), load=True)
 
     def _wind_up(self) -> None:
         """Somebody has done all its work, so all of it is done: nobody is replaced any more."""
@@ -237,6 +287,9 @@ class _Settling(Staffing):
             idle = tuple(number for number in state.living() if number not in state.table)
             self.put(stage=Stage.ENDING, deadline_s=self.now_s + state.rules.kill_s)
             self.actions.append(StopMembers(idle))
+        elif state.stage is Stage.TAKING_OVER:  # the others would wait for it
+            self.put(stage=Stage.ENDING, deadline_s=self.now_s + state.limits.stop_s)
+            self.actions.append(StopMembers(tuple(state.living())))
         elif self._vacant_failed():
             self.put(stage=Stage.ENDING, deadline_s=self.now_s + state.limits.stop_s)
         if not self.state.living():

@@ -18,6 +18,7 @@ from meshwright.conduct.members import (
     Event,
     Executing,
     Heard,
+    Held,
     Kill,
     KillAll,
     Loss,
@@ -27,6 +28,7 @@ from meshwright.conduct.members import (
     NodeUp,
     Ready,
     Record,
+    RelayoutAsked,
     ResizeAsked,
     Revive,
     Stage,
@@ -80,6 +82,10 @@ class Turn:
                 self._heard(node, progressed)
             case ResizeAsked(replicas):
                 self.put(wanted=replicas, resize_s=self.now_s)
+            case RelayoutAsked(relayout):
+                self.put(relayout=relayout, resize_s=self.now_s)
+            case Held():
+                self._held(event)
             case StopAsked():
                 self._stop()
             case Limits():
@@ -106,6 +112,14 @@ class Turn:
             self.member(event.member, holds=True)
             executing = {**state.executing, event.member: event.step}
             self.put(executing=executing, step=max(state.step, event.step))
+
+    def _held(self, event: Held) -> None:
+        state, wanted = self.state, self.state.relayout
+        current = event.epoch == state.epoch and event.member in state.table
+        if wanted is not None and wanted.saving and current:
+            held = wanted.held | {event.member}
+            self.member(event.member, holds=True)
+            self.put(relayout=replace(wanted, held=held))
 
     def _ended(self, event: Ended) -> None:
         state, number = self.state, event.member

@@ -212,7 +212,7 @@ class TrainLoop:
     def _save(self, step: int) -> None:
         self.mesh.clock.enter(Phase.CHECKPOINT)
         start, root = time.perf_counter(), self.inputs.checkpoints
-        saved = self._saved_before(step)
+        saved = self._saved_before(step, root)
         if saved is None:
             saved = save(root, step, self.mesh, owned_state(self.trainer), self._meta(step))
         self.said = []
@@ -225,11 +225,17 @@ class TrainLoop:
                 save_s=time.perf_counter() - start,
             )
 
-    def _saved_before(self, step: int) -> Commit | None:
+    def save_into(self, root: Path) -> None:
+        """Commit the state as it is to another store; it may have been there before."""
+        step = self.progress.step
+        if self._saved_before(step, root) is None:
+            save(root, step, self.mesh, owned_state(self.trainer), self._meta(step))
+
+    def _saved_before(self, step: int, root: Path) -> Commit | None:
         """The commit of `step`, on all ranks, if the first finds it: it was published, and then
         something kept the ranks from going on."""
         found = torch.zeros(1)
-        commits = {commit.step: commit for commit in store.commits(self.inputs.checkpoints)}
+        commits = {commit.step: commit for commit in store.commits(root)}
         if self.mesh.rank == 0:
             found += step in commits
         self.mesh.world.all_reduce(found)

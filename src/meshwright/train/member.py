@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -20,6 +21,8 @@ import torch
 from meshwright.base.errors import ConfigError, RunError
 from meshwright.base.events import EventWriter, Kind, WorkerContext
 from meshwright.base.pulse import Phase, PulseWriter
+from meshwright.checkpoint.reader import Reader
+from meshwright.checkpoint.store import latest
 from meshwright.plan.job import Job
 from meshwright.plan.layout import Layout
 from meshwright.plan.resilience import blocks, check_survivable, keeping
@@ -93,6 +96,8 @@ class Member:
             signal.signal(signal.SIGIO, self._watch.on_order)
             self._orders.announce()
         self._peak_flops = 0.0
+        self._first_step = first_step(args.resume_from)
+        self._came_by: str | None = None  # the folder in memory that it began from
         self._going = False  # in the steps
         self._fabric.in_place = self._go_on_in_place
 
@@ -122,12 +127,17 @@ class Member:
         """Whether nobody of this rank's replica is replaced by `table`."""
         rank = table.rank_of(self.number)
         same = rank == self._fabric.rank and len(table.members) == self._world
+        through = table.through
+        if through is not None and (through["saving"] or through["folder"] != self._came_by):
+            return False
         if not self._blocks or rank is None or not same:
             return False
         return not self._blocks[rank].intersection(table.lost)
 
     def _fit(self, table: Table) -> None:
-        """Take on the size of `table`: only the number of replicas changes."""
+        """Take on the size of `table`: only the number of replicas changes, unless all have gone
+        through memory."""
+        self._take_layout(table.through)
         old = self._job.layout
         if len(table.members) == old.world:
             return
@@ -139,6 +149,19 @@ class Member:
                 f"a table of {len(table.members)} ranks as {asked.label} does not follow on "
                 f"{old.label}: only dp_replicate may change; start the run anew"
             )
+        self._fabric.forget_channels()
+        self._set_job(self._job.model_copy(update={"layout": layout}), resized=True)
+
+    def _take_layout(self, through: Mapping[str, Any] | None) -> None:
+        """What went `through` memory begins from there, if this member has not yet."""
+        if through is None or through["saving"] or self._came_by == through["folder"]:
+            return
+        self._came_by, self._first_step = through["folder"], through["step"]
+        commit = latest(Path(through["folder"]))
+        resume_from = None if commit is None else str(commit.path)
+        self._args = replace(self._args, resume_from=resume_from)
+        self._loop = self._mirror = None
+        layout = Layout.model_validate(through["layout"])
         self._fabric.forget_channels()
         self._set_job(self._job.model_copy(update={"layout": layout}), resized=True)
 
@@ -182,6 +205,9 @@ class Member:
         else:
             loop = self._rejoin(standings, settled)
         self._loop = loop
+        through = self._fabric.table.through
+        if through is not None and through["saving"]:
+            self._hold(loop, Path(through["folder"]))
         self._events.emit(Kind.EXECUTING, step=loop.progress.step, kept=goes_on)
         self._mirror_again(standings)
         self._going = True
@@ -190,6 +216,14 @@ class Member:
         finally:
             self._going = False
 
+    def _hold(self, loop: TrainLoop, folder: Path) -> None:
+        """Save the state for another layout, and wait for the table that begins it. Raises
+        Interrupted when it comes; returns if the run is to stop instead."""
+        loop.save_into(folder)
+        self._events.emit(Kind.HELD, step=loop.progress.step)
+        if (table := self._fabric.await_table()) is not None:
+            raise Interrupted(table)
+
     def _go_on_in_place(self, table: Table) -> bool:
         """Somebody of another replica is replaced while this rank is at what it shares with its own
         alone: meet the others, give what they lack, and go on. False: it must be interrupted.
@@ -197,7 +231,8 @@ class Member:
         Raises Interrupted if another table says so, _Rejoin if the step is to be repeated.
         """
         loop = self._loop
-        if not self._going or loop is None or not loop.trainer.inside or not self._is_whole(table):
+        going = self._going and loop is not None and loop.trainer.inside
+        if not going or loop is None or not self._is_whole(table):
             return False
         self._going = False  # not while this lasts
         with self._watch.set_aside():
@@ -259,8 +294,8 @@ class Member:
 
     def _measured_peak(self, rank: int) -> float:
         """Of one rank while the others wait; only at the start."""
-        if rank or self._fabric.table.lost:
-            return 0.0
+        if rank or self._peak_flops or self._fabric.table.lost:
+            return self._peak_flops
         dtype = COMPUTE_DTYPES[self._job.layout.precision]
         return measure_peak_flops(dtype, torch.device("cpu"), self._world)
 
@@ -269,7 +304,9 @@ class Member:
         loop = self._new_loop()
         step = start(loop.trainer, self._args.resume_from)
         loop.trainer.applied = step
-        loop.progress = Progress(step, step, step, step)
+        loop.progress, loop.noted = Progress(step, step, step, step), step
+        if self._came_by is not None and self._args.resume_from is not None:
+            loop.said = list(Reader(Path(self._args.resume_from)).meta["said"])
         peak = self._peak_flops if self._fabric.rank == 0 else None
         self._events.emit(Kind.RANK_READY, step=step, peak_flops_per_chip=peak)
         return loop
@@ -316,7 +353,7 @@ class Member:
             return True
         sources = self._sources(standings, settled)
         lost = [rank for rank, source in sources.items() if source is None]
-        if lost and settled.steps > first_step(self._args.resume_from):
+        if lost and settled.steps > self._first_step:
             raise RunError(
                 f"rank {lost[0]} is lost, and with it everybody who kept its state; "
                 "resume from the last checkpoint"

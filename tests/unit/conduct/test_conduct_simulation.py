@@ -34,13 +34,18 @@ SCHEDULES = 400  # of each kind
 
 def play(muster: Muster, seed: int, faults: tuple[str, ...] = FAULTS, **options: Any) -> Verdict:
     """The run of one seed, with one to four faults."""
+    return schedule(muster, seed, faults, **options).play(limit_s=4000.0)
+
+
+def schedule(muster: Muster, seed: int, faults: tuple[str, ...], **options: Any) -> Simulation:
+    """The run before it begins."""
     world = Simulation(seed, muster, steps=24, **options)
     dice = random.Random(-seed - 1)
     time_s = 0.0
     for _ in range(dice.randint(1, 4)):
         time_s += dice.uniform(0.2, 6.0)
         world.clock.after(time_s, lambda: strike(world, dice, dice.choice(faults)))
-    return world.play(limit_s=4000.0)
+    return world
 
 
 def strike(world: Simulation, dice: random.Random, fault: str) -> None:
@@ -57,6 +62,9 @@ def strike(world: Simulation, dice: random.Random, fault: str) -> None:
             world.kill_agent(node, seen=False)
         case "cut" | "partition":
             world.cut(node, dice.choice((0.1, 5.0, 30.0)), data=fault == "partition")
+        case "relayout" if world.conductor is not None:
+            wanted = dice.choice(({"tp": 2, "dp_replicate": 2}, {"dp_replicate": 6, "tp": 1}))
+            world.conductor.ask_layout({**wanted, "dp_shard": dice.choice((1, 2))})
         case "crash" if world.conductor is not None:  # a run has one at a time
             world.fire()
             world.clock.after(dice.uniform(0.1, 10.0), world.hire)
@@ -78,6 +86,17 @@ def test_every_schedule_ends_and_breaks_no_rule(muster: Muster, share: float) ->
         assert (end.failure is None) == (end.step == 24), (seed, end)
         finished += end.failure is None
     assert finished > share * SCHEDULES
+
+
+def test_changes_of_the_layout_amid_faults() -> None:
+    relaid = 0
+    for seed in range(SCHEDULES):
+        faults = ("relayout", "relayout", "relayout", "kill", "freeze", "agent", "cut", "crash")
+        world = schedule(AMPLE, seed, faults)
+        end = world.play(limit_s=4000.0)
+        assert (end.failure is None) == (end.step == 24), (seed, end)
+        relaid += world.relayouts
+    assert relaid > SCHEDULES / 4
 
 
 @pytest.mark.parametrize("cut_s", [30.0, 120.0, 600.0])

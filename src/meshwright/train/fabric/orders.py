@@ -18,7 +18,9 @@ class Table:
 
     `addresses` lists for each member where it listens, the best first. The members of the ranks
     `lost` are new in their place and have no state. `resize` has the `layout` of a job that goes
-    on with other ranks; None: the ranks are those of the table before.
+    on with other ranks; None: the ranks are those of the table before. `through`: all go by way of
+    a `folder` in memory, which they save to and wait (`saving`), or have begun from, at `step` in
+    another `layout`.
     """
 
     epoch: int
@@ -26,6 +28,7 @@ class Table:
     addresses: Mapping[int, tuple[str, ...]]
     lost: tuple[int, ...] = ()
     resize: Mapping[str, Any] | None = None
+    through: Mapping[str, Any] | None = None
 
     @classmethod
     def from_json(cls, order: Mapping[str, Any]) -> Table:
@@ -36,6 +39,7 @@ class Table:
             addresses={int(m): tuple(found) for m, found in order["addresses"].items()},
             lost=tuple(order.get("lost", ())),
             resize=order.get("resize"),
+            through=order.get("through"),
         )
 
     def rank_of(self, member: int) -> int | None:

@@ -1,0 +1,102 @@
+"""Where the state of a run lies in memory while its layout changes."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from meshwright.base.config import parse
+from meshwright.base.errors import ConfigError
+from meshwright.conduct.members import Relayout
+from meshwright.conduct.muster import Muster
+from meshwright.conduct.places import resized, shapes
+from meshwright.plan.combinations import check_job
+from meshwright.plan.job import Job
+from meshwright.plan.layout import Layout
+from meshwright.plan.resilience import check_survivable, keeping
+
+
+@dataclass
+class Shelf:
+    """A folder in memory: all members save to it, and begin anew from it as `job` says.
+
+    `through` is what tables say of it once that is done. Members of all nodes must see the folder.
+    """
+
+    make: Callable[[], Path] = field(default=lambda: _make())
+    job: Job | None = None
+    step: int = 0
+    through: Mapping[str, Any] | None = None
+    _folder: Path | None = field(default=None)
+    _old: list[Path] = field(default_factory=list)
+
+    def save(self) -> dict[str, Any]:
+        """What a table says that has all save; the same until they have."""
+        if self._folder is None:
+            self._folder = self.make()
+        return {"folder": str(self._folder), "saving": True}
+
+    def load(self) -> None:
+        """From now on tables say that all have begun from it."""
+        assert self._folder is not None and self.job is not None
+        layout = self.job.layout.model_dump(mode="json")
+        self.through = {
+            "folder": str(self._folder),
+            "saving": False,
+            "step": self.step,
+            "layout": layout,
+        }
+        self._old.append(self._folder)
+        self._folder = None
+
+    def adopt(self, job: Job, through: Mapping[str, Any] | None) -> Job:
+        """Know what an earlier conductor said of it; the job as it goes on."""
+        if through is None:
+            return job
+        self._old.append(Path(through["folder"]))
+        if through["saving"]:
+            return job
+        self.through = through
+        self.job = in_layout(job, Layout.model_validate(through["layout"]))
+        return self.job
+
+    def clear(self) -> None:
+        """What all have begun from, and saved again since, is not needed any more."""
+        for folder in self._old:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._old.clear()
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _make() -> Path:
+    memory = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="meshwright-", dir=memory if memory.is_dir() else None))
+
+
+def in_layout(job: Job, layout: Layout) -> Job:
+    """`job` in another layout, on as many chips as that takes."""
+    cluster = job.cluster.model_copy(update={"ref": f"local:{layout.world}"})
+    return job.model_copy(update={"layout": layout, "cluster": cluster})
+
+
+def other_layout(muster: Muster, replicas: int, wanted: Mapping[str, Any]) -> tuple[Relayout, Job]:
+    """What it takes to go on with the keys `wanted` of the layout, from so many `replicas`; and the
+    job then. Raises ConfigError where the job cannot run like that."""
+    now = resized(muster.job, replicas).layout
+    layout: Layout = parse(Layout, {**now.model_dump(), **wanted}, prefix="layout")
+    job = in_layout(muster.job, layout)
+    check_job(job)
+    check_survivable(layout)
+    keeping(layout, job.resilience.redundancy, bool(job.model.n_experts))
+    if layout == now:
+        raise ConfigError("resize", layout.label, "the run goes on in it already")
+    return Relayout(layout.world, shapes(job), now.label, layout.label), job
