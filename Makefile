@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup train check test test-all validate golden docs bench
+.PHONY: setup train check test test-all chaos validate golden docs bench
 
 setup: $(READY)
 
@@ -44,6 +44,10 @@ test-all: check
 	$(BIN)/pytest -n 2 --dist loadfile $(COMMANDS)
 	$(BIN)/pytest tests/chaos
 
+# Hundreds of random schedules of losses, each compared bit for bit with a run without.
+chaos: setup
+	MESHWRIGHT_CHAOS_SCHEDULES=240 $(BIN)/pytest tests/chaos/test_chaos_random.py
+
 # Predicts the published runs of ../shared again, and writes the table of validation/RESULTS.md anew.
 validate: setup
 	$(BIN)/meshwright validate
@@ -62,3 +66,5 @@ bench: setup
 	$(BIN)/python benchmarks/step_overhead.py --write
 	$(BIN)/python benchmarks/axes.py --write
 	$(BIN)/python benchmarks/peers_train.py --setup --write
+	$(BIN)/python benchmarks/recovery.py --setup --write
+	$(BIN)/python benchmarks/survival.py --write
