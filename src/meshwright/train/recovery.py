@@ -31,9 +31,9 @@ class Standing:
 
     `agreed` is the last step it holds a vote of, `reduced` the step whose summed gradients are
     whole here. `fresh` members have no state at all. `evaluated`, `saved` and `checked` are the
-    last steps after which this has been done; `peak_flops` is 0 where it is not known. `keeps` are
-    the ranks whose state is whole here too, as of the step that this rank has applied. `intact`:
-    nothing that it shares with its replica has been cut short.
+    last steps after which this is known to have been done (rank 0 saves); `peak_flops` is 0 where
+    it is not known. `keeps` are the ranks whose state is whole here too, as of the step that this
+    rank has applied. `intact`: nothing that it shares with its replica has been cut short.
     """
 
     rank: int
@@ -103,6 +103,9 @@ def settle(
         return Settled(-1, None, (), fresh, 0, 0, 0, peak)
     votes = [one.agreed for one in holders if one.agreed is not None]
     agreed = max(votes, key=lambda vote: vote[0], default=None)
+    # Rank 0 knows what it has saved; the others, that it has gone on.
+    first = standings[0]
+    saved = min(one.saved for one in holders) if first.fresh else first.saved
     steps = max(one.applied for one in holders)
     if agreed is not None:
         steps = max(steps, agreed[0] + 1)
@@ -119,15 +122,16 @@ def settle(
         late=tuple(one.rank for one in late),
         fresh=fresh,
         evaluated=min(one.evaluated for one in holders),
-        saved=min(one.saved for one in holders),
+        saved=saved,
         checked=min(one.checked for one in holders),
         peak_flops=peak,
-        going_on=_going_on(standings, blocks, redo=due(steps) and _behind(holders, steps)),
+        going_on=_going_on(standings, blocks, redo=due(steps) and _behind(holders, saved) < steps),
     )
 
 
-def _behind(holders: Sequence[Standing], steps: int) -> bool:
-    return any(min(one.evaluated, one.saved, one.checked) < steps for one in holders)
+def _behind(holders: Sequence[Standing], saved: int) -> int:
+    """The step after which all that follows has been done."""
+    return min(saved, *(min(one.evaluated, one.checked) for one in holders))
 
 
 def _going_on(

@@ -124,6 +124,16 @@ def test_with_the_data_link_cut_too_there_is_one_recovery(cut_s: float) -> None:
     assert world.step > 10 + cut_s  # it stood still for one lease
 
 
+def test_case_17_one_fault_among_many_ranks_is_one_takeover() -> None:
+    """However late anybody hears of it."""
+    many = Muster(make_job(48, cluster={"spares": 2, "nodes": 8}))
+    for seed in range(5):
+        world = Simulation(seed, many, steps=24)
+        world.clock.after(8.0, lambda world=world: world.kill(17))
+        end = world.play(limit_s=4000.0)
+        assert (end.step, end.takeovers, end.replaced) == (24, 1, [17])
+
+
 def broken(muster: Muster, message: str, faults: tuple[str, ...], **options: Any) -> bool:
     """Whether some schedule breaks the rule that `message` names."""
     for seed in range(100):

@@ -37,8 +37,24 @@ def test_who_lost_the_gradients_of_a_step_that_counts_ends_the_run() -> None:
 
 
 def test_what_follows_a_step_is_done_again_where_anybody_has_not() -> None:
-    found = settle([BEFORE, replace(BEFORE, rank=1, evaluated=4, saved=0, checked=3)])
+    behind = replace(BEFORE, rank=1, evaluated=4, saved=0, checked=3)
+    found = settle([BEFORE, behind])
+    assert (found.evaluated, found.saved, found.checked) == (4, BEFORE.saved, 0)  # rank 0 saves
+    found = settle([Standing(0, fresh=True), behind, replace(BEFORE, rank=2)])
     assert (found.evaluated, found.saved, found.checked) == (4, 0, 0)
+
+
+def test_who_goes_on_with_the_step_under_way() -> None:
+    pair, other = frozenset({0, 1}), frozenset({2, 3})
+    blocks = (pair, pair, other, other)
+    whole = [replace(BEFORE, rank=rank, intact=True) for rank in range(4)]
+    lost = [*whole[:3], Standing(3, fresh=True)]
+    assert settle(lost, blocks).going_on == pair
+    assert settle([replace(whole[0], intact=False), *lost[1:]], blocks).going_on == frozenset()
+    assert settle(lost, blocks, lambda _: True).going_on == frozenset()  # evaluated at step 5
+    done = [replace(one, evaluated=7, saved=7, checked=7) for one in lost[:3]]
+    assert settle([*done, lost[3]], blocks, lambda _: True).going_on == pair
+    assert settle(lost).going_on == frozenset()
 
 
 def test_without_any_state_it_is_a_start() -> None:

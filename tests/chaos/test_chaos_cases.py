@@ -1,0 +1,210 @@
+"""Reports of users of other systems, as tests: numbers of ../shared/cases/fault-tolerance.md.
+
+Cases 1 and 15 are every run of `test_chaos_random.py`; 11 is in `test_chaos_members.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chaos_orchestra import Orchestra, Said
+from test_chaos_members import STEPS, Stage, _fault, stage, tokens  # noqa: F401 (fixtures)
+
+from meshwright.base.events import Kind
+from meshwright.checkpoint import store
+from meshwright.plan.job import resolve_job
+from meshwright.train import batches, loop, member, recovery
+from meshwright.train.fabric.fabric import Fabric
+
+ALL = "MESHWRIGHT_CHAOS_SCHEDULES" in os.environ  # `make chaos`
+
+
+def few(every: list[Any], count: int) -> list[Any]:
+    """All of them in `make chaos`, else some."""
+    return every if ALL else every[:: max(1, len(every) // count)]
+
+
+@pytest.fixture
+def own_number(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """The number of the member that asks."""
+    numbers: list[int] = []
+    run = member.Member.run
+
+    def noted(self: member.Member) -> None:
+        numbers.append(self.number)
+        run(self)
+
+    monkeypatch.setattr(member.Member, "run", noted)
+    return lambda: numbers[0]
+
+
+def test_case_3_every_step_reads_its_batch_whoever_computes_it(
+    stage: Any,  # noqa: F811
+    own_number: Callable[[], int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, plain = stage("twins")
+    read = batches.step_batches
+
+    def noted(job: Any, mesh: Any, samples: Any, step: int) -> Any:
+        batches = read(job, mesh, samples, step)
+        digest = hashlib.sha256(batches.numpy().tobytes()).hexdigest()
+        with (tmp_path / f"{own_number()}").open("a") as file:
+            file.write(f"{step} {mesh.dp_index} {digest}\n")
+        return batches
+
+    monkeypatch.setattr(loop, "step_batches", noted)
+    phases = ("data", "forward", "backward", "reduce", "vote")
+    faults = [_fault(i, 3 + i, phase) for i, phase in enumerate(phases)]
+    ended, _ = here.play(faults, spares=len(faults))
+    assert ended == plain
+    lines = {line for file in tmp_path.iterdir() for line in file.read_text().splitlines()}
+    places = sorted(tuple(map(int, line.split()[:2])) for line in lines)
+    assert places == [(step, part) for step in range(STEPS) for part in range(2)]  # each one way
+    assert len({line.split()[2] for line in lines}) == len(lines)  # and no batch twice
+
+
+SAVE_POINTS = [
+    (name, when, victim)
+    for name in ("begin", "write_rank", "commit")
+    for when in ("before", "after")
+    for victim in ((0,) if name != "write_rank" else (0, 1, 3, 6))
+] + [("write_rank", "within", victim) for victim in range(8)]
+
+
+@pytest.mark.parametrize("point", few(SAVE_POINTS, 4), ids=str)
+def test_case_8_a_loss_at_any_point_of_a_save(
+    stage: Any,  # noqa: F811
+    point: tuple[str, str, int],
+    own_number: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, plain = stage("twins")
+    name, when, victim = point
+    real = getattr(store, name)
+
+    def die() -> None:
+        if own_number() == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def mortal(*args: Any) -> Any:
+        if when == "before":
+            die()
+        if when == "within" and own_number() == victim:
+            monkeypatch.setattr(store, "save_file", lambda *_, **__: die())
+        found = real(*args)
+        if when == "after":
+            die()
+        return found
+
+    monkeypatch.setattr(store, name, mortal)
+    ended, orchestra = here.play(spares=1)
+    assert ended == plain  # its checkpoints are read, with their checksums
+    assert len(orchestra.takeovers) == 1
+
+
+def test_case_12_a_slow_transfer_costs_no_step(
+    stage: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, plain = stage("fsdp")
+    give = recovery.give_state
+
+    def slowly(*args: Any) -> None:
+        time.sleep(0.5)
+        give(*args)
+
+    monkeypatch.setattr(member, "give_state", slowly)
+    begun: list[int] = []
+
+    def note(_: Orchestra, said: Said) -> None:
+        if said["kind"] == Kind.EXECUTING and said["epoch"] == 2:
+            begun.append(said["step"])
+
+    ended, _ = here.play([_fault(1, 5, "backward")], spares=1, on_said=note)
+    assert ended == plain
+    assert set(begun) == {4}  # all of them go on with the step in which it was lost
+
+
+def test_case_14_healing_needs_no_checkpoints_and_one_rank_writes(
+    stage: Any,  # noqa: F811
+    own_number: Callable[[], int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, plain = stage("twins")
+    never = {**here.args["job"], "checkpoint": {**here.args["job"]["checkpoint"], "every": 1000}}
+    without = replace(here, args={**here.args, "job": never})
+    commit = store.commit
+
+    def noted(root: Path, step: int, *args: Any) -> Any:
+        with (tmp_path / "writers").open("a") as file:
+            file.write(f"{step} {own_number()}\n")
+        return commit(root, step, *args)
+
+    monkeypatch.setattr(store, "commit", noted)
+    ended, _ = without.play([_fault(0, 5, "reduce"), _fault(3, 7, "vote")], spares=2)
+    assert ended.losses == plain.losses
+    assert list(ended.checkpoints) == [STEPS]
+    assert (tmp_path / "writers").read_text() == f"{STEPS} 8\n"  # who took the first rank
+
+
+@pytest.mark.parametrize("replicas", few(list(range(2, 10)), 2))
+def test_case_21_no_sum_depends_on_who_holds_a_rank(
+    stage: Any,  # noqa: F811
+    replicas: int,
+    tmp_path: Path,
+) -> None:
+    here, _ = stage("twins")
+    tables = {
+        **here.args["job"],
+        "job": {**here.args["job"]["job"], "steps": replicas + 3, "eval_sequences": replicas},
+        "data": {**here.args["job"]["data"], "global_batch": 2 * replicas},
+        "layout": {"dp_replicate": replicas, "micro_batch": 2},
+        "cluster": {"ref": f"local:{replicas}"},
+    }
+    job = resolve_job(tables).model_dump(mode="json")
+    flat = Stage({**here.args, "job": job}, replicas, tmp_path)
+    plain, _ = flat.play(spares=0)
+    each = [_fault(rank, 2 + rank, "backward") for rank in range(replicas)]
+    ended, orchestra = flat.play(each, spares=replicas)
+    assert ended == plain
+    assert len(orchestra.takeovers) == replicas
+
+
+@pytest.mark.parametrize("nth", few(list(range(12)), 4))
+def test_case_22_a_loss_between_any_two_messages_of_a_step(
+    stage: Any,  # noqa: F811
+    nth: int,
+    own_number: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, plain = stage("twins")
+    send, step = Fabric.send, loop.TrainLoop._step
+    sent = {"step": 0, "count": 0}
+
+    def stepping(self: loop.TrainLoop, number: int) -> Any:
+        sent["step"] = number
+        return step(self, number)
+
+    def counted(self: Fabric, *args: Any) -> None:
+        if own_number() == 2 and sent["step"] == 5:
+            if sent["count"] == nth:
+                os.kill(os.getpid(), signal.SIGKILL)
+            sent["count"] += 1
+        send(self, *args)
+
+    monkeypatch.setattr(loop.TrainLoop, "_step", stepping)
+    monkeypatch.setattr(Fabric, "send", counted)
+    ended, orchestra = here.play(spares=1)
+    assert ended == plain
+    assert [taken.lost for taken in orchestra.takeovers] == [[2]]
