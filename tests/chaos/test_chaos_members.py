@@ -48,6 +48,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "pipelined experts": (EXPERTS, {"tp": 2, "pp": 2, "ep": 2, "micro_batch": 8}),
     "alone": (DENSE, {"micro_batch": 16}),
 }
+KINDS = {"shadow", "parity"}  # "KIND LAYOUT" is that layout with another kind than "auto"
 
 Fault = dict[str, Any]
 
@@ -123,17 +124,19 @@ def stage(
 
     def of(name: str) -> tuple[Stage, Ended]:
         if name not in made:
-            model, layout = LAYOUTS[name]
+            first, _, rest = name.partition(" ")
+            kind, key = (first, rest) if first in KINDS else ("auto", name)
+            model, layout = LAYOUTS[key]
             job = resolve_job(
                 {
                     "job": {"steps": STEPS, "eval_every": 4, "eval_sequences": 8},
                     "model": model,
                     "data": {"seq_len": SEQ_LEN, "global_batch": BATCH},
                     "layout": layout,
-                    "cluster": {"ref": f"local:{_world(layout)}"},
+                    "cluster": {"ref": f"local:{_world(layout)}", "spares": 1},
                     "optimizer": {"lr": 1e-2, "warmup_steps": 2},
                     "checkpoint": {"every": 5, "keep": 9},
-                    "resilience": {"redundancy": "auto"},
+                    "resilience": {"redundancy": kind},
                 }
             )
             args = {
@@ -260,3 +263,19 @@ def test_what_is_lost_before_the_first_step_is_made_again(stage: Any, members: l
     here, plain = stage("zero2")
     faults = [_fault(member, 0, "takeover", times=1) for member in members]
     assert here.play(faults)[0] == plain
+
+
+@pytest.mark.parametrize("layout", ["fsdp", "zero1"])
+def test_a_shadow_takes_its_rank_with_what_it_holds(stage: Any, layout: str) -> None:
+    here, plain = stage(f"shadow {layout}")
+    assert plain == stage(layout)[1]
+    spare = here.world
+    faults = [
+        _fault(1, 4, "backward"),
+        _fault(0, 6, "vote"),
+        _fault(2, 7, "optimizer"),
+        _fault(spare, 9, "mirror"),
+    ]
+    ended, orchestra = here.play(faults, spares=4)
+    assert ended == plain
+    print([t.done_s for t in orchestra.takeovers], orchestra.shadows)

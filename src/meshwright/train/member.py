@@ -29,6 +29,7 @@ from meshwright.train.fabric.group import FabricGroup, Groups
 from meshwright.train.fabric.orders import Interrupted, Orders, Table
 from meshwright.train.faults import Fault, Faults
 from meshwright.train.inputs import TrainArgs, first_step, open_inputs, start
+from meshwright.train.keepers import Keeper, arm, share_said, take_over
 from meshwright.train.loop import Progress, StopFlag, TrainLoop
 from meshwright.train.mesh import Mesh, build_mesh
 from meshwright.train.precision.apply import COMPUTE_DTYPES
@@ -44,11 +45,11 @@ from meshwright.train.recovery import (
     state_words,
     take_state,
 )
-from meshwright.train.redundancy import Mirror
+from meshwright.train.shadow import Shadow
 from meshwright.train.trainer import Trainer
 from meshwright.train.warm import warm_up
 
-_RECOVERY_CHANNEL, _MIRROR_CHANNEL = 2, 4  # what groups take for themselves are hashes
+_RECOVERY_CHANNEL = 2  # what groups take for themselves are hashes
 _CHECK_CHANNEL = 1 << 20  # and one for each step that is checked
 _NICE = 5  # so that agent and conductor, who have little to do, are never behind the workers
 
@@ -60,7 +61,6 @@ class Member:
         assert context.orders_fd is not None
         self._args, self._inputs = args, open_inputs(args, job, 0.0)
         check_survivable(job.layout)
-        self._set_job(job)
         self.number = context.member if context.member >= 0 else context.rank
         self._orders = Orders(context.orders_fd)
         pulse = None if context.pulse_fd is None else PulseWriter(context.pulse_fd, self.number)
@@ -76,8 +76,11 @@ class Member:
         faults = Faults(self.number, Fault.all_from(args.faults), self._corrupt)
         self._watch = _Watch(self._fabric, pulse, faults)
         self._stop = StopFlag(lambda: self._orders.stop)
-        self._mirror: Mirror | None = None
+        self._shadow = Shadow(self._fabric, job.optimizer, self._watch.shadow)
+        self._second_hand = False  # the state is that of a shadow
+        self._mirror: Keeper | None = None
         self._loop: TrainLoop | None = None
+        self._set_job(job)
         # A hook of autograd on what is saved would stay behind where it is cut short.
         if job.layout.offload not in ("activations", "both"):
             signal.signal(signal.SIGIO, self._watch.on_order)
@@ -98,6 +101,7 @@ class Member:
                     self._take_part()
                     return
                 self._get_ready()
+                self._shadow.begin()
                 table = self._fabric.await_table()
             except Interrupted as interrupted:
                 table = interrupted.table
@@ -106,6 +110,7 @@ class Member:
         """Take on the size of `table`: only the number of replicas changes."""
         old = self._job.layout
         if len(table.members) == old.world:
+            self._keep(table)
             return
         replicas = len(table.members) * old.dp_replicate // old.world
         layout = old.model_copy(update={"dp_replicate": replicas})
@@ -115,18 +120,21 @@ class Member:
                 f"a table of {len(table.members)} ranks as {asked.label} does not follow on "
                 f"{old.label}: only dp_replicate may change; start the run anew"
             )
-        self._set_job(self._job.model_copy(update={"layout": layout}), resized=True)
+        self._set_job(self._job.model_copy(update={"layout": layout}))
+        self._keep(table)
 
-    def _set_job(self, job: Job, resized: bool = False) -> None:
-        self._job, self._world = job, job.layout.world
-        experts = bool(job.model.n_experts)
-        kind = job.resilience.redundancy
+    def _keep(self, table: Table) -> None:
+        """Know who keeps whose state."""
+        job, shadowed = self._job, bool(table.shadows)
+        experts, kind = bool(job.model.n_experts), job.resilience.redundancy
         try:
-            self._keeping = keeping(job.layout, kind, experts)
-        except ConfigError:
-            if not resized:
-                raise
-            self._keeping = keeping(job.layout, "auto", experts)  # the best that is left
+            self._keeping = keeping(job.layout, kind, experts, table.nodes, shadowed)
+        except ConfigError:  # of a smaller size: the best that is left
+            self._keeping = keeping(job.layout, "auto", experts, table.nodes)
+
+    def _set_job(self, job: Job) -> None:
+        self._job, self._world = job, job.layout.world
+        self._shadow.held.clear()
         self._spares: dict[int, Trainer] = {}  # made in advance, by rank
 
     def _get_ready(self) -> None:
@@ -143,6 +151,8 @@ class Member:
         loop = self._loop
         if loop is not None:
             loop.trainer.abandon()
+            self._mirror = self._arm(loop.trainer)
+        self._from_shadow()
         world = FabricGroup(self._fabric, tuple(range(self._world)), _RECOVERY_CHANNEL)
         standings = meet(world, self._standing())
         settled = settle(standings)
@@ -157,6 +167,25 @@ class Member:
         self._events.emit(Kind.EXECUTING, step=loop.progress.step)
         self._mirror_again(standings)
         loop.go_on()
+
+    def _arm(self, trainer: Trainer) -> Keeper | None:
+        return arm(trainer, self._keeping, self._fabric, self._mirror, self._shadow_differs)
+
+    def _from_shadow(self) -> None:
+        """Who has shadowed its rank has what that has lost."""
+        self._second_hand = self._second_hand and self._loop is not None
+        if self._loop is None and self._fabric.rank in self._shadow.held:
+            loop = self._new_loop()
+            kept = take_over(self._shadow, self._fabric.rank, loop)
+            if self._mirror is not None:
+                self._mirror.kept.update(kept)
+            self._loop, self._second_hand = loop, True
+        self._shadow.held.clear()
+
+    def _shadow_differs(self, step: int) -> None:
+        rank = self._fabric.rank
+        what = f"the shadow of rank {rank} differed and has got its state anew"
+        self._events.emit(Kind.CORRUPT, step=step, what=what, suspects=[rank])
 
     def _standing(self) -> Standing:
         rank = self._fabric.rank
@@ -175,6 +204,7 @@ class Member:
             checked=progress.checked,
             peak_flops=self._peak_flops,
             keeps=() if self._mirror is None or resized else tuple(self._mirror.kept),
+            second_hand=self._second_hand,
         )
 
     def _measured_peak(self, rank: int) -> float:
@@ -207,12 +237,14 @@ class Member:
             loop.say_again()
         else:
             self._catch_up(loop, settled)
+            share_said(world, standings, loop)
             if loop.trainer.mesh.layout != self._job.layout:
                 loop = self._reseat(loop)
             for fresh, source in sources.items():
                 if source == rank:
                     given = self._given(loop.trainer, fresh)
                     give_state(world, fresh, given, {"said": loop.said})
+        self._second_hand = False
         loop.trainer.data.refresh()
         ending = settled.agreed is not None and settled.agreed[1].stop
         loop.progress = Progress(
@@ -291,10 +323,8 @@ class Member:
         self._spares = {}
         inputs = replace(self._inputs, peak_flops=self._peak_flops)
         trainer.mesh.clock.watch = self._watch
-        if self._keeping.keepers:
-            everyone = FabricGroup(self._fabric, tuple(range(self._world)), _MIRROR_CHANNEL)
-            keeper, wards = self._keeping.keepers[rank], self._keeping.wards(rank)
-            self._mirror = trainer.redundancy = Mirror(trainer, everyone, keeper, wards)
+        self._mirror = None
+        self._mirror = self._arm(trainer)
         loop = TrainLoop(trainer, inputs, self._events, self._stop)
         loop.begin_step, loop.also_report = self._watch.begin_step, self._report_redundancy
         loop.check = self._check
@@ -352,6 +382,12 @@ class _Watch:
         """There are orders: a long computation need not end first. Raises Interrupted."""
         if self.computing and not _imports(frame):
             self.fabric.hear()
+
+    def shadow(self, step: int, phase: Phase) -> None:
+        """A spare is at `phase` of `step`, from 1, for a rank that it shadows."""
+        if self.pulse is not None:
+            self.pulse.enter(phase)
+        self.faults.enter(step, phase)
 
     def begin_step(self, step: int) -> None:
         """Step `step`, from 1, begins."""

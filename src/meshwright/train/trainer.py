@@ -67,7 +67,7 @@ class Trainer:
         self.applied = 0  # steps that are in the weights, skipped ones included
         self.reduced: int | None = None  # the step whose summed gradients are whole here
         self.agreed: tuple[int, Vote] | None = None  # the last step that was voted on, from 0
-        self._seeded_before = False
+        self.seeded_before = False  # what `abandon` goes back to
         self.redundancy: Redundancy | None = None
 
     def initialise(self) -> None:
@@ -81,7 +81,7 @@ class Trainer:
         Dropout draws anew for every `step`.
         """
         draws, self.reduced = self._draws(batches, step), None
-        self._seeded_before = self.routing.seeded
+        self.seeded_before = self.routing.seeded
         if self.routing.needs_seed:
             self._count_only(batches, draws)
             self.routing.seed()
@@ -120,7 +120,7 @@ class Trainer:
         if self._gradient_scale != scale:
             self.data.forget_compression_losses()
         self.applied = step + 1
-        self.routing.seeded = True
+        self.routing.seeded = self.seeded_before = True
         settings = self.job.optimizer
         rate = learning_rate(settings, step, self.job.job.steps) if agreed.finite else None
         divisor = gradient_divisor(agreed, settings.grad_clip, scale) if agreed.finite else 1.0
@@ -139,7 +139,7 @@ class Trainer:
         torch.set_grad_enabled(True)  # whatever block has been left by an exception in its exit
         self.pipeline.abandon()
         self.data.abandon()
-        self.routing.seeded = self._seeded_before
+        self.routing.seeded = self.seeded_before
         for model in self.stages.values():
             model.zero_grad(set_to_none=True)
 

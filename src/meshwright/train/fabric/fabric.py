@@ -87,7 +87,7 @@ class Fabric:
     ) -> None:
         self.member, self.orders = member, orders
         self.table = Table(0, {}, {})
-        self.rank = -1
+        self.rank = self._place = -1
         self._secret, self._on_gone, self._pulse = secret, on_gone, pulse
         self._listeners = [listen_unix(), *map(listen_tcp, hosts)]
         self._outgoing: dict[int, Outgoing] = {}
@@ -118,6 +118,7 @@ class Fabric:
         """Go by `table` from now on: whatever was under way is forgotten."""
         self.table = table
         self.rank = -1 if (rank := table.rank_of(self.member)) is None else rank
+        self._place = -1 if (place := table.place_of(self.member)) is None else place
         self._posted = {key: post for key, post in self._posted.items() if key.epoch >= table.epoch}
         self._early = {key: one for key, one in self._early.items() if key.epoch >= table.epoch}
         for incoming in self._incoming.values():
@@ -149,11 +150,11 @@ class Fabric:
         return Operation(self, then)
 
     def send(self, op: Operation, rank: int, channel: int, sequence: int, data: memoryview) -> None:
-        """Send `data` to `rank`; it must stay as it is until `op` is done."""
+        """Send `data` to `rank` (or any place); it must stay as it is until `op` is done."""
         self._busy += 1
         try:
             self._send(
-                op, self.table.members[rank], Key(self.epoch, self.rank, channel, sequence), data
+                op, self.table.places[rank], Key(self.epoch, self._place, channel, sequence), data
             )
         finally:
             self._busy -= 1
@@ -199,7 +200,7 @@ class Fabric:
         if self._pulse is not None:
             sources = (key.source for key, (_, of) in self._posted.items() if of is op)
             source = next(sources, None)
-            self._pulse.wait(None if source is None else self.table.members.get(source))
+            self._pulse.wait(None if source is None else self.table.places.get(source))
 
     def look(self) -> None:
         """Take in what has come, if nobody has for a while. Raises Interrupted."""
@@ -232,7 +233,7 @@ class Fabric:
     def place_for(self, key: Key, n_bytes: int, member: int) -> memoryview:
         """See `streams.Receiver`."""
         if key.epoch < self.epoch or (
-            key.epoch == self.epoch and self.table.members.get(key.source) != member
+            key.epoch == self.epoch and self.table.places.get(key.source) != member
         ):
             return memoryview(bytearray(n_bytes))
         if (post := self._posted.get(key)) is not None:
