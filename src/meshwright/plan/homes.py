@@ -52,14 +52,18 @@ def parity_groups(
     there are nodes enough, on a node of none of it.
 
     `stages` are the ranks whose states have one shape. A group takes its ranks from different
-    nodes first, at most `most` and one less than there are ranks or (if several) nodes.
+    nodes first, at most `most`, and one less than there are ranks or (if several) nodes. None where
+    a group would be a rank alone, whose parity is a mirror.
     """
     world, several = len(nodes), len(set(nodes)) > 1
-    size = max(1, min(most, world - 1, len(set(nodes)) - 1 if several else most))
+    size = min(most, world - 1, len(set(nodes)) - 1 if several else most)
+    shares = [even_shares(len(ranks), size) for ranks in stages]
+    if min(map(min, shares)) < 2:
+        return []
     kept: Counter[int] = Counter()
     found = []
-    for ranks in stages:
-        for group in _spread(ranks, nodes, size):
+    for ranks, sizes in zip(stages, shares, strict=True):
+        for group in _spread(ranks, nodes, sizes):
             taken = {nodes[rank] for rank in group}
             outside = [rank for rank in range(world) if rank not in group]
             keeper = min(outside, key=lambda one: (nodes[one] in taken, kept[one], -one))
@@ -68,13 +72,21 @@ def parity_groups(
     return found
 
 
-def _spread(ranks: Sequence[int], nodes: Sequence[int], size: int) -> list[tuple[int, ...]]:
-    """`ranks` in groups of at most `size`, each over as many nodes as there are."""
+def even_shares(count: int, most: int) -> list[int]:
+    """`count` in as few parts of at most `most` as can be, as even as can be."""
+    parts = -(-count // max(most, 1))
+    return [count // parts + (i < count % parts) for i in range(parts)]
+
+
+def _spread(
+    ranks: Sequence[int], nodes: Sequence[int], sizes: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """`ranks` in groups of `sizes`, each over as many nodes as there are."""
     left = {node: [r for r in ranks if nodes[r] == node] for node in sorted(set(nodes))}
     groups = []
-    while any(left.values()):
+    for size in sizes:
         group: list[int] = []
-        while len(group) < size and any(left.values()):
+        for _ in range(size):
             here = {nodes[rank] for rank in group}
             node = max(left, key=lambda one: (bool(left[one]), one not in here, len(left[one])))
             group.append(left[node].pop(0))

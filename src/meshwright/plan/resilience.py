@@ -41,7 +41,7 @@ class Keeping:
         """Who can give `rank` its state. `kept` has the ranks that have their own, each with the
         wards whose copies it holds whole. None: the state is lost."""
         twin = next((twin for twin in self.twins[rank] if twin in kept), None)
-        if twin is not None:
+        if twin is not None or any(one not in kept for one in self.group_of(rank) if one != rank):
             return twin
         return next((holder for holder, wards in kept.items() if rank in wards), None)
 
@@ -80,7 +80,8 @@ def keeping(
     rank, where that is known; `shadowed`: there are spares that shadow the ranks.
 
     "auto" takes twins where every rank has one, else mirrors, and nothing for a single rank;
-    "shadow" without spares is "auto". Raises ConfigError where it cannot be done.
+    "shadow" without spares is "auto", and "parity" of ranks alone is "mirror". Raises ConfigError
+    where it cannot be done.
     """
     alike = tuple(twins(layout, experts))
     if kind == "shadow" and not shadowed:
@@ -99,10 +100,10 @@ def keeping(
         fix = "a single rank has no other to keep its state; use none, or shadow with a spare"
         raise ConfigError("resilience.redundancy", kind, fix)
     where = tuple(nodes) or (0,) * layout.world
-    if kind == "mirror":
-        return Keeping("mirror", alike, mirror_keepers(where))
     stages = groups(layout, *(axis for axis in _AXES if axis != "pp"))
-    found = parity_groups(stages, where, MOST_OF_A_PARITY)
+    found = parity_groups(stages, where, MOST_OF_A_PARITY) if kind == "parity" else []
+    if not found:
+        return Keeping("mirror", alike, mirror_keepers(where))
     keepers = {rank: keeper for group, keeper in found for rank in group}
     return Keeping("parity", alike, keepers, tuple(group for group, _ in found))
 

@@ -10,6 +10,7 @@ from meshwright.plan.resilience import Keeping
 from meshwright.train.fabric.fabric import Fabric
 from meshwright.train.fabric.group import FabricGroup
 from meshwright.train.loop import TrainLoop
+from meshwright.train.parity import Parity
 from meshwright.train.recovery import Standing, json_tensors, receive_json
 from meshwright.train.redundancy import Kept, Mirror
 from meshwright.train.shadow import Shadow, Shadowed
@@ -21,7 +22,13 @@ _MIRROR_CHANNEL = 4  # what groups take for themselves are hashes
 class Keeper(Redundancy, Protocol):
     """What a rank does for others, and for itself with who keeps its state."""
 
-    kept: dict[int, Kept]  # the states of others that are whole here
+    @property
+    def kept(self) -> dict[int, Kept]:
+        """The states of others that are whole here."""
+
+    @property
+    def wards(self) -> tuple[int, ...]:
+        """The ranks whose state can be had from here."""
 
     def exchange(self, pairs: list[tuple[int, int]], rank: int) -> None:
         """After a new table: have all be kept again; `pairs` of (ward, keeper) lack it."""
@@ -39,6 +46,8 @@ def arm(
 ) -> Keeper | None:
     """Have the state of `trainer`, of the rank that `fabric` has, kept as `keeping` says from now
     on; `before` did so until the table at hand."""
+    if trainer.mesh.layout.world != len(fabric.table.members):
+        before = None  # ranks of another size are other ranks
     rank, kept = fabric.rank, {} if before is None else before.kept
     keeper: Keeper | None = None
     if keeping.kind == "shadow":
@@ -46,6 +55,8 @@ def arm(
         place = table.place_of(table.shadows[rank])
         assert place is not None
         keeper = Shadowed(trainer, fabric, place, kept, differs, before)
+    elif keeping.kind == "parity":
+        keeper = Parity(trainer, fabric, keeping, before)
     elif keeping.kind == "mirror":
         everyone = FabricGroup(fabric, tuple(range(len(fabric.table.members))), _MIRROR_CHANNEL)
         wards = keeping.wards(rank)
@@ -84,3 +95,8 @@ def share_said(world: FabricGroup, standings: Sequence[Standing], loop: TrainLoo
         loop.said, loop.noted = told["said"], told["noted"]
         loop.inputs = replace(loop.inputs, peak_flops=told["peak_flops"])
         loop.say_again()
+
+
+def takes_from(keeping: Keeping, rank: int, source: int) -> bool:
+    """Whether `rank` has its state from `source` as a whole, and not by parity."""
+    return keeping.kind != "parity" or source in keeping.twins[rank]

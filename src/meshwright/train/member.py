@@ -29,10 +29,12 @@ from meshwright.train.fabric.group import FabricGroup, Groups
 from meshwright.train.fabric.orders import Interrupted, Orders, Table
 from meshwright.train.faults import Fault, Faults
 from meshwright.train.inputs import TrainArgs, first_step, open_inputs, start
-from meshwright.train.keepers import Keeper, arm, share_said, take_over
+from meshwright.train.keepers import Keeper, arm, share_said, take_over, takes_from
 from meshwright.train.loop import Progress, StopFlag, TrainLoop
 from meshwright.train.mesh import Mesh, build_mesh
+from meshwright.train.parity import Parity
 from meshwright.train.precision.apply import COMPUTE_DTYPES
+from meshwright.train.rebuild import help_rebuild, rebuild
 from meshwright.train.recovery import (
     Given,
     Settled,
@@ -203,7 +205,7 @@ class Member:
             saved=progress.saved,
             checked=progress.checked,
             peak_flops=self._peak_flops,
-            keeps=() if self._mirror is None or resized else tuple(self._mirror.kept),
+            keeps=() if self._mirror is None or resized else self._mirror.wards,
             second_hand=self._second_hand,
         )
 
@@ -232,7 +234,11 @@ class Member:
             loop = self._new_loop()
             source = sources[rank]
             assert source is not None
-            loop.said = take_state(loop.trainer, world, source)["said"]
+            if takes_from(self._keeping, rank, source):
+                loop.said = take_state(loop.trainer, world, source)["said"]
+            else:
+                assert isinstance(self._mirror, Parity)
+                loop.said = rebuild(self._fabric, self._keeping, self._mirror, loop)
             loop.trainer.agreed, loop.noted = settled.agreed, settled.steps
             loop.say_again()
         else:
@@ -241,7 +247,11 @@ class Member:
             if loop.trainer.mesh.layout != self._job.layout:
                 loop = self._reseat(loop)
             for fresh, source in sources.items():
-                if source == rank:
+                assert source is not None
+                if not takes_from(self._keeping, fresh, source):
+                    assert isinstance(self._mirror, Parity)
+                    help_rebuild(self._fabric, self._keeping, fresh, self._mirror, loop)
+                elif source == rank:
                     given = self._given(loop.trainer, fresh)
                     give_state(world, fresh, given, {"said": loop.said})
         self._second_hand = False

@@ -141,13 +141,14 @@ class Mirror:
             op.wait()
         self.seconds += time.perf_counter() - start
 
-    def apply(self, rate: float | None, divisor: float) -> None:
+    def apply(self, rate: float | None, divisor: float) -> bool:
         """Make the wards' updates."""
         start = time.perf_counter()
         for kept in self.kept.values():
             kept.apply(rate, divisor)
         self.seconds += time.perf_counter() - start
         self.steps += 1
+        return False
 
     def exchange(self, pairs: list[tuple[int, int]], rank: int) -> None:
         """For each (ward, keeper) of `pairs` the ward sends all that it has, and the keeper keeps
@@ -176,6 +177,11 @@ class Mirror:
     def n_bytes(self) -> int:
         """Memory that it takes on this rank."""
         return sum(kept.n_bytes for kept in self.kept.values())
+
+    @property
+    def wards(self) -> tuple[int, ...]:
+        """The ranks whose state can be had from here."""
+        return tuple(self.kept)
 
     def take_cost(self) -> tuple[int, float]:
         """Bytes held for others, and seconds of a step since it was last asked."""

@@ -83,7 +83,7 @@ class Shadowed:
             op.wait()
         return has
 
-    def apply(self, rate: float | None, divisor: float) -> None:
+    def apply(self, rate: float | None, divisor: float) -> bool:
         """Tell the shadow how the step went."""
         for kept in self.kept.values():
             kept.apply(rate, divisor)
@@ -101,6 +101,7 @@ class Shadowed:
             self._logged = None
             self._line.say(self._last)
         self._steps += 1
+        return False
 
     def exchange(self, _pairs: list[tuple[int, int]], _rank: int) -> None:
         """Have the shadow hold what this rank does; nobody needs what this one held of others."""
@@ -122,6 +123,11 @@ class Shadowed:
         said = {"shapes": shapes, "words": state_words(trainer)}
         for op in [self._line.say(said), self._line.send(state)]:
             op.wait()
+
+    @property
+    def wards(self) -> tuple[int, ...]:
+        """The ranks whose state can be had from here."""
+        return tuple(self.kept)
 
     def take_cost(self) -> tuple[int, float]:
         """Bytes held for others, and seconds of a step since it was last asked."""

@@ -32,8 +32,9 @@ class Redundancy(Protocol):
     def log(self) -> None:
         """This rank's gradients are whole, and the vote is next. Raises Interrupted."""
 
-    def apply(self, rate: float | None, divisor: float) -> None:
-        """The step counts, at learning rate `rate`; None: it was skipped. Asks nobody."""
+    def apply(self, rate: float | None, divisor: float) -> bool:
+        """The step counts, at learning rate `rate`; None: it was skipped. Whether this rank's own
+        update was made as well. Never raises Interrupted."""
 
 
 @dataclass(frozen=True)
@@ -124,11 +125,11 @@ class Trainer:
         settings = self.job.optimizer
         rate = learning_rate(settings, step, self.job.job.steps) if agreed.finite else None
         divisor = gradient_divisor(agreed, settings.grad_clip, scale) if agreed.finite else 1.0
-        if self.redundancy is not None:
-            self.redundancy.apply(rate, divisor)
+        made = self.redundancy is not None and self.redundancy.apply(rate, divisor)
         if rate is None:
             return False
-        self.optimizer.step(rate, divisor)
+        if not made:
+            self.optimizer.step(rate, divisor)
         self.routing.learn()
         return True
 

@@ -15,10 +15,15 @@ from meshwright.train.fabric.group import bytes_of
 
 class Line:
     """This member's end of what it and whoever holds `place` say to each other while the table at
-    hand lasts. Nothing here raises Interrupted: only `Operation.wait` does."""
+    hand lasts. Nothing here raises Interrupted: only `Operation.wait` does.
 
-    def __init__(self, fabric: Fabric, place: int, channel: int) -> None:
+    It sends on `channel`, and hears what comes on `back`, which is another one where two talks of
+    the same two places go on at once.
+    """
+
+    def __init__(self, fabric: Fabric, place: int, channel: int, back: int | None = None) -> None:
         self._fabric, self._place, self._channel = fabric, place, channel
+        self._back = channel if back is None else back
         self._sent = self._got = 0
 
     def send(self, tensors: Sequence[Tensor], then: Callable[[], object] | None = None) -> Operation:
@@ -36,7 +41,7 @@ class Line:
         op = Operation(self._fabric, then)
         for place in [bytes_of(x) for x in tensors if x.numel()]:
             self._got += 1
-            self._fabric.receive(op, self._place, self._channel, self._got, place)
+            self._fabric.receive(op, self._place, self._back, self._got, place)
         return op.begun()
 
     def say(self, fields: dict[str, Any]) -> Operation:
@@ -53,10 +58,10 @@ class Line:
             nonlocal data
             data = torch.empty(int(size), dtype=torch.uint8)
             self._got += 1
-            self._fabric.receive(op, self._place, self._channel, self._got, bytes_of(data))
+            self._fabric.receive(op, self._place, self._back, self._got, bytes_of(data))
             op.then = lambda: then(json.loads(bytes(bytes_of(data))))
 
         op = Operation(self._fabric, read)
         self._got += 1
-        self._fabric.receive(op, self._place, self._channel, self._got, bytes_of(size))
+        self._fabric.receive(op, self._place, self._back, self._got, bytes_of(size))
         return op.begun()
