@@ -45,7 +45,7 @@ class Kind(StrEnum):
     EXECUTING = "executing"  # member, epoch, step: runs again after a new table (memory only)
     TAKEOVER_DONE = "takeover_done"  # * epoch, ranks, cause, detected_s, takeover_s, step
     RESIZED = "resized"  # * epoch, step, before, after (labels of layouts), resize_s
-    REDUNDANCY = "redundancy"  # kind_of, bytes (held for others), seconds (of a step)
+    REDUNDANCY = "redundancy"  # kind_of, bytes (held for others), seconds and wire_bytes (a step)
     HANG = "hang"  # * rank, member, step, phase, stalled_s
     STRAGGLER = "straggler"  # * rank, member, busy_ratio (to the median of its like)
     CORRUPT = "corrupt"  # * rank, member, step, what disagreed

@@ -12,7 +12,7 @@ from meshwright.train.fabric.group import FabricGroup
 from meshwright.train.loop import TrainLoop
 from meshwright.train.parity import Parity
 from meshwright.train.recovery import Standing, json_tensors, receive_json
-from meshwright.train.redundancy import Kept, Mirror
+from meshwright.train.redundancy import Cost, Kept, Mirror
 from meshwright.train.shadow import Shadow, Shadowed
 from meshwright.train.trainer import Redundancy, Trainer
 
@@ -33,8 +33,8 @@ class Keeper(Redundancy, Protocol):
     def exchange(self, pairs: list[tuple[int, int]], rank: int) -> None:
         """After a new table: have all be kept again; `pairs` of (ward, keeper) lack it."""
 
-    def take_cost(self) -> tuple[int, float]:
-        """Bytes held for others, and seconds of a step since it was last asked."""
+    def take_cost(self) -> Cost:
+        """What it has taken since it was last asked."""
 
 
 def arm(

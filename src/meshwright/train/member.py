@@ -47,6 +47,7 @@ from meshwright.train.recovery import (
     state_words,
     take_state,
 )
+from meshwright.train.redundancy import Cost
 from meshwright.train.shadow import Shadow
 from meshwright.train.trainer import Trainer
 from meshwright.train.warm import warm_up
@@ -78,7 +79,7 @@ class Member:
         faults = Faults(self.number, Fault.all_from(args.faults), self._corrupt)
         self._watch = _Watch(self._fabric, pulse, faults)
         self._stop = StopFlag(lambda: self._orders.stop)
-        self._shadow = Shadow(self._fabric, job.optimizer, self._watch.shadow)
+        self._shadow = Shadow(self._fabric, job.optimizer, self._watch.shadow, self._tell_cost)
         self._second_hand = False  # the state is that of a shadow
         self._mirror: Keeper | None = None
         self._loop: TrainLoop | None = None
@@ -356,9 +357,16 @@ class Member:
 
     def _report_redundancy(self) -> None:
         """What it costs on this rank; twins cost nothing."""
-        held, seconds = (0, 0.0) if self._mirror is None else self._mirror.take_cost()
-        kind = self._keeping.kind
-        self._events.emit(Kind.REDUNDANCY, kind_of=kind, bytes=held, seconds=seconds)
+        self._tell_cost(Cost() if self._mirror is None else self._mirror.take_cost())
+
+    def _tell_cost(self, cost: Cost) -> None:
+        self._events.emit(
+            Kind.REDUNDANCY,
+            kind_of=self._keeping.kind,
+            bytes=cost.held_bytes,
+            seconds=cost.seconds,
+            wire_bytes=cost.wire_bytes,
+        )
 
     def _mesh(self, rank: int) -> Mesh:
         """That of `rank`, whose groups go by the table at hand."""

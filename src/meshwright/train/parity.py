@@ -32,7 +32,7 @@ from meshwright.plan.resilience import Keeping
 from meshwright.train.fabric.fabric import Fabric
 from meshwright.train.fabric.line import Line
 from meshwright.train.fabric.orders import Interrupted
-from meshwright.train.redundancy import Kept
+from meshwright.train.redundancy import Cost, Kept, size_of
 from meshwright.train.trainer import Trainer
 
 _TO_KEEPER, _FROM_KEEPER = 8, 10  # channels
@@ -107,7 +107,7 @@ class Parity:
                 self.was, self.last = before.was, before.last
         self._updated = 0  # flat groups that have had the step under way
         self._whole = False  # whether all is kept, and kept up
-        self._seconds, self._steps = 0.0, 0
+        self.cost = Cost()
 
     @property
     def kept(self) -> dict[int, Kept]:
@@ -125,7 +125,7 @@ class Parity:
         start = time.perf_counter()
         grads = [[group.grad] for group in self._trainer.data.groups]
         self._rounds(grads.__getitem__, self._take_grads, list(self.sums.values()))
-        self._seconds += time.perf_counter() - start
+        self.cost.seconds += time.perf_counter() - start
 
     def apply(self, rate: float | None, divisor: float) -> bool:
         """The update, one flat group after the other. Never raises Interrupted."""
@@ -148,8 +148,8 @@ class Parity:
                 self._whole = False
         for index in range(self._updated, len(self._trainer.data.groups)):
             self.update(index, rate, divisor)
-        self._seconds += time.perf_counter() - start
-        self._steps += 1
+        self.cost.seconds += time.perf_counter() - start
+        self.cost.steps += 1
         return True
 
     def exchange(self, _pairs: list[tuple[int, int]], _rank: int) -> None:
@@ -171,11 +171,9 @@ class Parity:
         self._rounds(mine, self._take_state, made)
         self.was, self._whole = {}, True
 
-    def take_cost(self) -> tuple[int, float]:
-        """Bytes held for others, and seconds of a step since it was last asked."""
-        seconds = self._seconds / max(self._steps, 1)
-        self._seconds, self._steps = 0.0, 0
-        return sum(one.n_bytes for one in self.sums.values()), seconds
+    def take_cost(self) -> Cost:
+        """What it has taken since it was last asked; the update itself counts as well."""
+        return self.cost.take(sum(one.n_bytes for one in self.sums.values()))
 
     def as_of(self, applied: int, done: int, index: int) -> Pieces:
         """Flat group `index` of this rank, and its gradient, as they were when `done` of them had
@@ -201,7 +199,9 @@ class Parity:
             answer = torch.zeros(1, dtype=torch.int64)
             sending = None
             if mine is not None and index < own:
-                sending = self._up.send(mine(index))
+                pieces = mine(index)
+                sending = self._up.send(pieces)
+                self.cost.wire_bytes += size_of(pieces)
             for one in sums:
                 self._serve(one, index, take)
             if sending is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,29 @@ from meshwright.train.fabric.fabric import Operation
 from meshwright.train.fabric.group import FabricGroup, bytes_of
 from meshwright.train.optim import MasterOptimizer
 from meshwright.train.trainer import Trainer
+
+
+@dataclass
+class Cost:
+    """What keeping states takes of a rank: bytes held for others, and since it was last asked, by
+    step, seconds and bytes sent."""
+
+    held_bytes: int = 0
+    seconds: float = 0.0
+    wire_bytes: int = 0
+    steps: int = 0
+
+    def take(self, held_bytes: int) -> Cost:
+        """The means of a step, from now on anew."""
+        steps = max(self.steps, 1)
+        found = Cost(held_bytes, self.seconds / steps, self.wire_bytes // steps, self.steps)
+        self.seconds, self.wire_bytes, self.steps = 0.0, 0, 0
+        return found
+
+
+def size_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes."""
+    return sum(x.nbytes for x in tensors)
 
 
 @dataclass(frozen=True)
@@ -83,8 +107,7 @@ class Kept:
     @property
     def n_bytes(self) -> int:
         """Memory that it takes."""
-        tensors = [*self.state(), *(group.grad for group in self.groups)]
-        return sum(tensor.nbytes for tensor in tensors)
+        return size_of([*self.state(), *(group.grad for group in self.groups)])
 
 
 def own_log(trainer: Trainer) -> list[Tensor]:
@@ -128,26 +151,28 @@ class Mirror:
         self._trainer, self._world, self._keeper = trainer, world, keeper
         self._wards = wards
         self.kept = kept
-        self.seconds, self.steps = 0.0, 0  # spent for it, since last asked
+        self.cost = Cost()
 
     def log(self) -> None:
         """Send this rank's log and wait for those of its wards."""
         self._trainer.mesh.clock.enter(Phase.MIRROR)
         start = time.perf_counter()
-        ops = [self._world.send(x, self._keeper) for x in own_log(self._trainer) if x.numel()]
+        log = own_log(self._trainer)
+        ops = [self._world.send(x, self._keeper) for x in log if x.numel()]
+        self.cost.wire_bytes += size_of(log)
         for ward in self._wards:
             ops += self._receive(self.kept[ward].log(), ward)
         for op in ops:
             op.wait()
-        self.seconds += time.perf_counter() - start
+        self.cost.seconds += time.perf_counter() - start
 
     def apply(self, rate: float | None, divisor: float) -> bool:
         """Make the wards' updates."""
         start = time.perf_counter()
         for kept in self.kept.values():
             kept.apply(rate, divisor)
-        self.seconds += time.perf_counter() - start
-        self.steps += 1
+        self.cost.seconds += time.perf_counter() - start
+        self.cost.steps += 1
         return False
 
     def exchange(self, pairs: list[tuple[int, int]], rank: int) -> None:
@@ -183,11 +208,9 @@ class Mirror:
         """The ranks whose state can be had from here."""
         return tuple(self.kept)
 
-    def take_cost(self) -> tuple[int, float]:
-        """Bytes held for others, and seconds of a step since it was last asked."""
-        seconds = self.seconds / max(self.steps, 1)
-        self.seconds, self.steps = 0.0, 0
-        return self.n_bytes, seconds
+    def take_cost(self) -> Cost:
+        """What it has taken since it was last asked."""
+        return self.cost.take(self.n_bytes)
 
     def _take_seed(self, ward: int) -> Kept:
         size = torch.zeros(1, dtype=torch.int64)

@@ -24,10 +24,11 @@ from meshwright.train.fabric.fabric import Fabric
 from meshwright.train.fabric.line import Line
 from meshwright.train.gradients import Vote
 from meshwright.train.recovery import set_words, state_tensors, state_words
-from meshwright.train.redundancy import Kept, own_log, seed
+from meshwright.train.redundancy import Cost, Kept, own_log, seed, size_of
 from meshwright.train.trainer import Trainer
 
 _CHANNEL = 6
+_REPORT_EVERY = 20  # steps between two reports of what it takes
 _COMPARE_EVERY = 10  # steps between two looks at whether a shadow equals its rank
 
 
@@ -55,7 +56,7 @@ class Shadowed:
         self._last: dict[str, Any] | None = None  # how the last step went
         if isinstance(before, Shadowed):
             self._last = before._last
-        self._seconds, self._steps = 0.0, 0
+        self.cost = Cost()
 
     def log(self) -> None:
         """Send this rank's log and wait until its shadow has it."""
@@ -74,10 +75,11 @@ class Shadowed:
             self._differs(step)
             self._seed()
         self._logged = step
-        self._seconds += time.perf_counter() - start
+        self.cost.seconds += time.perf_counter() - start
 
     def _is_there(self, asked: dict[str, Any], log: list[torch.Tensor]) -> bool:
         sent = [self._line.say(asked), self._line.send(log)]
+        self.cost.wire_bytes += size_of(log)
         has = self._has_it()
         for op in sent:
             op.wait()
@@ -100,7 +102,7 @@ class Shadowed:
         if self._logged == step:
             self._logged = None
             self._line.say(self._last)
-        self._steps += 1
+        self.cost.steps += 1
         return False
 
     def exchange(self, _pairs: list[tuple[int, int]], _rank: int) -> None:
@@ -129,11 +131,9 @@ class Shadowed:
         """The ranks whose state can be had from here."""
         return tuple(self.kept)
 
-    def take_cost(self) -> tuple[int, float]:
-        """Bytes held for others, and seconds of a step since it was last asked."""
-        seconds = self._seconds / max(self._steps, 1)
-        self._seconds, self._steps = 0.0, 0
-        return sum(kept.n_bytes for kept in self.kept.values()), seconds
+    def take_cost(self) -> Cost:
+        """What it has taken since it was last asked; what the shadow holds, that tells itself."""
+        return self.cost.take(sum(kept.n_bytes for kept in self.kept.values()))
 
 
 @dataclass
@@ -184,14 +184,20 @@ class Held:
 class Shadow:
     """A spare's part: everything happens in the turns of the fabric, whoever waits for what.
 
-    `busy` hears of a step, from 1, and what is done for it.
+    `busy` hears of a step, from 1, and what is done for it; `report` now and then of what it takes.
     """
 
     def __init__(
-        self, fabric: Fabric, settings: OptimizerSection, busy: Callable[[int, Phase], object]
+        self,
+        fabric: Fabric,
+        settings: OptimizerSection,
+        busy: Callable[[int, Phase], object],
+        report: Callable[[Cost], object],
     ) -> None:
         self.held: dict[int, Held] = {}
-        self._fabric, self._settings, self._busy = fabric, settings, busy
+        self.cost = Cost()
+        self._fabric, self._settings = fabric, settings
+        self._busy, self._report = busy, report
 
     def begin(self) -> None:
         """Shadow the ranks that the table at hand says, until there is another."""
@@ -218,6 +224,15 @@ class Shadow:
     def busy(self, step: int, phase: Phase) -> None:
         """It is at work for `step`, from 0."""
         self._busy(step + 1, phase)
+
+    def followed(self, ward: int, step: int, seconds: float) -> None:
+        """It has made `step` of a ward, from 0."""
+        self.cost.seconds += seconds
+        if ward != max(self.held):
+            return
+        self.cost.steps += 1
+        if (step + 1) % _REPORT_EVERY == 0:
+            self._report(self.cost.take(sum(held.kept.n_bytes for held in self.held.values())))
 
 
 class _Ward:
@@ -279,7 +294,9 @@ class _Ward:
 
     def _on_verdict(self, said: dict[str, Any]) -> None:
         self._shadow.busy(said["step"], Phase.OPTIMIZER)
+        start = time.perf_counter()
         self._held.follow(said)
+        self._shadow.followed(self._rank, said["step"], time.perf_counter() - start)
         self._shadow.busy(said["step"], Phase.IDLE)
         self._await_log()
 
