@@ -54,6 +54,7 @@ class Takeover:
     ordered_s: float = 0.0
     done_s: float = 0.0
     waiting: set[int] = field(default_factory=set)
+    by_shadow: list[int] = field(default_factory=list)  # ranks that their own shadow took
 
 
 class Orchestra:
@@ -69,7 +70,7 @@ class Orchestra:
         bound_s: float = 120.0,
         nodes: int = 1,
     ) -> None:
-        """With shadows, the ranks get them in a table of their own, once all spares are ready."""
+        """Where spares shadow ranks, nobody begins before all spares are ready."""
         self.entry, self.args, self.world, self.logs = entry, args, world, logs
         self.epoch, self.members = 0, dict[int, int]()
         self.players: dict[int, Player] = {}
@@ -161,13 +162,22 @@ class Orchestra:
                 self._hear()
             else:
                 self._bury(fd)
-        if not self.epoch:
-            if all(player.addresses for player in self.players.values()):
-                self.order({rank: rank for rank in range(self.world)}, [])
+        if not self.members:
+            self._begin()
         elif self._lost:
             self._replace()
         elif self.shadow and not self.over:
             self._enlist()
+
+    def _begin(self) -> None:
+        first = {rank: rank for rank in range(self.world)}
+        spares = [p for p in self.players.values() if p.number >= self.world]
+        if all(player.addresses for player in self.players.values()):
+            if not self.shadow or all(spare.ready for spare in spares):
+                self.order(first, [])
+            elif not self.epoch:
+                self.order(first, [], to=spares)
+                self.members = {}
 
     @property
     def free(self) -> list[int]:
@@ -188,9 +198,13 @@ class Orchestra:
         os.kill(self.players[member].pid, number)
 
     def order(
-        self, members: dict[int, int], lost: Sequence[int], resize: dict[str, Any] | None = None
+        self,
+        members: dict[int, int],
+        lost: Sequence[int],
+        resize: dict[str, Any] | None = None,
+        to: Sequence[Player] | None = None,
     ) -> None:
-        """Give out a table."""
+        """Give out a table; `to` all by default."""
         self.epoch, self.members = self.epoch + 1, members
         alive = {p.number: p for p in self.players.values() if p.alive}
         nodes = [self.homes[members[rank]] for rank in range(len(members))]
@@ -207,7 +221,7 @@ class Orchestra:
             "resize": resize,
         }
         self._line = json.dumps(table).encode() + b"\n"
-        for player in alive.values():
+        for player in alive.values() if to is None else to:
             self._tell(player)
 
     def _tell(self, player: Player) -> None:
@@ -222,6 +236,7 @@ class Orchestra:
         taken = {r: self.shadows[r] for r in lost if self.shadows.get(r) in free}
         taken = {r: member for r, member in taken.items() if r == _first(taken, member)}
         free = [number for number in free if number not in taken.values()]
+        by_shadow = sorted(taken)
         taken |= dict(zip([r for r in lost if r not in taken], free, strict=False))
         members = {**self.members, **taken}
         begun_s = min(self._hurt_s[member] for member in self._lost)
@@ -230,6 +245,7 @@ class Orchestra:
         self._lost = []
         self.order(members, lost)
         takeover = Takeover(self.epoch, lost, begun_s, time.monotonic() - begun_s)
+        takeover.by_shadow = by_shadow
         takeover.waiting = set(members.values())
         self.takeovers.append(takeover)
 
@@ -241,7 +257,7 @@ class Orchestra:
             player = self.players[said["member"]]
             if said["kind"] == Kind.MEMBER_UP:
                 player.addresses = said["addresses"]
-                if self.epoch:
+                if self.members:
                     self._tell(player)
             elif said["kind"] == Kind.SPARE_READY:
                 player.ready = True

@@ -263,19 +263,3 @@ def test_what_is_lost_before_the_first_step_is_made_again(stage: Any, members: l
     here, plain = stage("zero2")
     faults = [_fault(member, 0, "takeover", times=1) for member in members]
     assert here.play(faults)[0] == plain
-
-
-@pytest.mark.parametrize("layout", ["fsdp", "zero1"])
-def test_a_shadow_takes_its_rank_with_what_it_holds(stage: Any, layout: str) -> None:
-    here, plain = stage(f"shadow {layout}")
-    assert plain == stage(layout)[1]
-    spare = here.world
-    faults = [
-        _fault(1, 4, "backward"),
-        _fault(0, 6, "vote"),
-        _fault(2, 7, "optimizer"),
-        _fault(spare, 9, "mirror"),
-    ]
-    ended, orchestra = here.play(faults, spares=4)
-    assert ended == plain
-    print([t.done_s for t in orchestra.takeovers], orchestra.shadows)

@@ -73,9 +73,10 @@ def predict(
         print_json({**document, "redundancy": kept and kept.document()})
     else:
         _show(question, here, why)
-        for one in () if kept is None else kept.prices:
-            of_run = " (of this job)" if one == kept.chosen else ""
-            typer.echo(f"redundancy: {price_words(one.document())}{of_run}")
+        if kept is not None:
+            for one in kept.prices:
+                of_run = " (of this job)" if one == kept.chosen else ""
+                typer.echo(f"redundancy: {price_words(one.document())}{of_run}")
     return 0
 
 

@@ -17,8 +17,8 @@ from meshwright.base.events import Kind
 from meshwright.checkpoint.reader import Reader
 from meshwright.checkpoint.store import latest
 from meshwright.cli.corpus import JobData
-from meshwright.cli.start import first_weights
 from meshwright.cli.kept import Kept
+from meshwright.cli.start import first_weights
 from meshwright.conduct import conductor, surviving
 from meshwright.conduct.conductor import Outcome, Status
 from meshwright.conduct.fleet import Fleet

@@ -98,6 +98,7 @@ class Rules:
     max_takeovers: int  # in an hour
     shapes: Shapes
     shadow: bool = False  # spares hold the state of ranks
+    mirrored: bool = False  # other ranks do, wherever they are
     same_loss: int = 3  # so many losses of one rank at one step end the run
     settle_s: float = 0.5  # to write logs when a run has failed
     kill_s: float = 1.0  # to be gone after SIGKILL
@@ -114,7 +115,9 @@ class State:
     nodes: Mapping[int, Node]
     stage: Stage = Stage.FORMING
     epoch: int = 0
-    shadows: Mapping[int, int] = field(default_factory=dict)  # the spare of each rank, if it has one
+    shadows: Mapping[int, int] = field(
+        default_factory=dict
+    )  # the spare of each rank, if it has one
     epoch_floor: int = 0  # no conductor gives an epoch that an earlier one has given
     executing: Mapping[int, int] = field(default_factory=dict)  # last step done, by member
     returned: frozenset[int] = frozenset()

@@ -67,6 +67,7 @@ class Muster:
                 max_takeovers=resilience.max_takeovers,
                 shapes=self.shapes,
                 shadow=resilience.redundancy == "shadow",
+                mirrored=resilience.redundancy in ("mirror", "parity"),
             ),
             limits=self.limits,
             table=tuple(range(self.world)),

@@ -64,8 +64,7 @@ class Staffing(Turn):
         if not first and state.losses:
             self.put(takeovers=(*state.takeovers, self.now_s))
         shadows = self.shadows_of(table, resized=replicas is not None)
-        if state.shadows and not shadows:
-            what = "no spare is left to shadow the ranks: they keep each other's state meanwhile"
+        if what := self._worse(table, shadows):
             self.record(Kind.ADVICE, advice=what)
         self.put(
             stage=Stage.TAKING_OVER,
@@ -92,6 +91,20 @@ class Staffing(Turn):
         ready = [n for n in self.free() if state.members[n].ready and n not in table]
         nodes = [node_of[number] for number in table]
         return deal(nodes, ready, node_of, {} if resized else state.shadows)
+
+    def _worse(self, table: tuple[int, ...], shadows: dict[int, int]) -> str | None:
+        """What is less safe with `table` than with the one before."""
+        state, node_of = self.state, self.nodes_of_members()
+        before = {node_of[number] for number in state.table}
+        nodes = {node_of[number] for number in table}
+        if state.shadows and not shadows:
+            return "no spare is left to shadow the ranks: they keep each other's state meanwhile"
+        near = [rank for rank, spare in shadows.items() if node_of[spare] == node_of[table[rank]]]
+        if near and len(state.nodes) > 1 and shadows != state.shadows:
+            return f"ranks {near} and their shadows are on one node each: no spare is elsewhere"
+        if state.rules.mirrored and len(nodes) == 1 < len(before):
+            return f"all ranks are on node {min(nodes)}: their copies would be lost with it"
+        return None
 
     def enlist(self) -> bool:
         """Deal out anew who shadows whom, where a shadow is gone, or a rank has none and all spares

@@ -28,7 +28,10 @@ def mirror_keepers(nodes: Sequence[int]) -> dict[int, int]:
 
 
 def deal(
-    nodes: Sequence[int], spares: Iterable[int], node_of: Mapping[int, int], dealt: Mapping[int, int]
+    nodes: Sequence[int],
+    spares: Iterable[int],
+    node_of: Mapping[int, int],
+    dealt: Mapping[int, int],
 ) -> dict[int, int]:
     """The spare that shadows each rank, where there is any spare.
 

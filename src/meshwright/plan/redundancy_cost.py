@@ -22,7 +22,9 @@ from meshwright.plan.resilience import Keeping, Redundancy, keeping
 
 Survives = Literal["nothing", "a rank", "a node"]
 KINDS: tuple[Redundancy, ...] = ("twin", "shadow", "mirror", "parity")
-HOST_BYTES_S = 25e9  # assumed: one of eight chips' share of the memory of a server with accelerators
+HOST_BYTES_S = (
+    25e9  # assumed: one of eight chips' share of the memory of a server with accelerators
+)
 HOST_SHARE = 2.0  # assumed: such a share of it, in memories of a chip, may hold others' state
 _STATE = 12  # bytes an element: master and two moments in fp32
 _UPDATE = 2 * _STATE + 4  # bytes of memory an element that AdamW reads and writes
@@ -133,7 +135,9 @@ def price(
         host_bytes=max(held.values(), default=0.0),
         host_total_bytes=sum(held.values()),
         wire_bytes=sent,
-        seconds=traffic / speeds.link_bytes_s + turns * speeds.latency_s + work / speeds.host_bytes_s,
+        seconds=traffic / speeds.link_bytes_s
+        + turns * speeds.latency_s
+        + work / speeds.host_bytes_s,
     )
 
 

@@ -61,7 +61,7 @@ def check_survivable(layout: Layout) -> None:
 
 
 def check_kept(job: Job) -> None:
-    """Refuse a kind that this layout, or a run without spares, does not have. Raises ConfigError."""
+    """Refuse a kind that this layout, or a run without spares, lacks. Raises ConfigError."""
     kind = job.resilience.redundancy
     if kind == "shadow" and not job.cluster.spares:
         fix = "spares hold the shadows, and there are none; set cluster.spares = 1, or use mirror"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from meshwright.plan.resilience import Keeping
 from meshwright.train.fabric.fabric import Fabric
@@ -86,7 +86,7 @@ def share_said(world: FabricGroup, standings: Sequence[Standing], loop: TrainLoo
     me = loop.mesh.rank
     if me == holders[0]:
         peak = loop.inputs.peak_flops
-        told = {"said": loop.said, "noted": loop.noted, "peak_flops": peak}
+        told: dict[str, Any] = {"said": loop.said, "noted": loop.noted, "peak_flops": peak}
         for rank in late:
             for op in [world.send(x, rank) for x in json_tensors(told)]:
                 op.wait()

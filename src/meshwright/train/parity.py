@@ -102,7 +102,9 @@ class Parity:
         self.was: dict[int, Pieces] = {}  # flat groups before the last step, gradients included
         self.last: dict[str, Any] = {}  # how that went
         if isinstance(before, Parity):
-            self.sums = {group: before.sums[group] for group in self._groups if group in before.sums}
+            self.sums = {
+                group: before.sums[group] for group in self._groups if group in before.sums
+            }
             if before.group == self.group:
                 self.was, self.last = before.was, before.last
         self._updated = 0  # flat groups that have had the step under way
@@ -267,7 +269,8 @@ class Parity:
         """An empty sum, as large as the ranks of `group` say."""
         told: dict[int, dict[str, Any]] = {}
         for rank in group:
-            self._down[rank].hear(lambda said, rank=rank: told.update({rank: said})).wait()
+            told[rank] = {}
+            self._down[rank].hear(told[rank].update).wait()
         sizes = {rank: said["sizes"] for rank, said in told.items()}
         return Sum(group, sizes, told[group[0]]["grad_bytes"], applied)
 

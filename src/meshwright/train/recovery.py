@@ -104,13 +104,16 @@ def settle(standings: Sequence[Standing]) -> Settled:
                 f"have applied up to step {steps}; resume from the last checkpoint"
             )
     told = [one for one in holders if not one.second_hand] or holders
+    saved = min(one.saved for one in told)
+    if not any(one.rank == 0 for one in told):  # it publishes, after all others have gone on
+        saved = min(saved, steps - 1)
     return Settled(
         steps=steps,
         agreed=agreed,
         late=tuple(one.rank for one in late),
         fresh=fresh,
         evaluated=min(one.evaluated for one in told),
-        saved=min(one.saved for one in told),
+        saved=saved,
         checked=min(one.checked for one in told),
         peak_flops=peak,
     )

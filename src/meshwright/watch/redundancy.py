@@ -35,7 +35,11 @@ def redundancy_words(found: Mapping[str, Any]) -> str:
     """One line for a person."""
     predicted, measured = found["predicted"], found["measured"]
     told = f"{predicted['kind']}, survives the loss of {predicted['survives']}"
-    columns = (("host_bytes", _MB, "MB held"), ("wire_bytes", _MB, "MB a step"), ("seconds", 1e-3, "ms a step"))
+    columns = (
+        ("host_bytes", _MB, "MB held"),
+        ("wire_bytes", _MB, "MB a step"),
+        ("seconds", 1e-3, "ms a step"),
+    )
     for key, unit, name in columns:
         now = "-" if measured is None else f"{measured[key] / unit:.3g}"
         told += f"; {name}: {now}, predicted {predicted[key] / unit:.3g}"

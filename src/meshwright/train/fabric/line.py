@@ -26,7 +26,9 @@ class Line:
         self._back = channel if back is None else back
         self._sent = self._got = 0
 
-    def send(self, tensors: Sequence[Tensor], then: Callable[[], object] | None = None) -> Operation:
+    def send(
+        self, tensors: Sequence[Tensor], then: Callable[[], object] | None = None
+    ) -> Operation:
         """They stay as they are until it is done."""
         op = Operation(self._fabric, then)
         for data in [bytes_of(x) for x in tensors if x.numel()]:
