@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 from meshwright.base import pulse
 from meshwright.base.events import Kind, WorkerContext
 from meshwright.conduct.protocol import die_with_parent
+from meshwright.plan.homes import deal
 
 Said = dict[str, Any]
 
@@ -53,6 +54,7 @@ class Takeover:
     ordered_s: float = 0.0
     done_s: float = 0.0
     waiting: set[int] = field(default_factory=set)
+    by_shadow: list[int] = field(default_factory=list)  # ranks that their own shadow took
 
 
 class Orchestra:
@@ -66,13 +68,18 @@ class Orchestra:
         spares: int,
         logs: Path,
         bound_s: float = 120.0,
+        nodes: int = 1,
     ) -> None:
+        """Where spares shadow ranks, nobody begins before all spares are ready."""
         self.entry, self.args, self.world, self.logs = entry, args, world, logs
         self.epoch, self.members = 0, dict[int, int]()
         self.players: dict[int, Player] = {}
         self.said: list[Said] = []
         self.takeovers: list[Takeover] = []
         self.through: dict[str, Any] | None = None  # what every later table says
+        self.shadow = args["job"]["resilience"]["redundancy"] == "shadow"
+        self.shadows: dict[int, int] = {}
+        self.homes = {n: n % nodes for n in range(64)}
         self.on_said: Callable[[Orchestra, Said], object] = lambda _o, _s: None
         self._deadline_s = time.monotonic() + bound_s
         self._events, self._event_fd = os.pipe()
@@ -156,11 +163,35 @@ class Orchestra:
                 self._hear()
             else:
                 self._bury(fd)
-        if not self.epoch:
-            if all(player.addresses for player in self.players.values()):
-                self.order({rank: rank for rank in range(self.world)}, [])
+        if not self.members:
+            self._begin()
         elif self._lost:
             self._replace()
+        elif self.shadow and not self.over:
+            self._enlist()
+
+    def _begin(self) -> None:
+        first = {rank: rank for rank in range(self.world)}
+        spares = [p for p in self.players.values() if p.number >= self.world]
+        if all(player.addresses for player in self.players.values()):
+            if not self.shadow or all(spare.ready for spare in spares):
+                self.order(first, [])
+            elif not self.epoch:
+                self.order(first, [], to=spares)
+                self.members = {}
+
+    @property
+    def free(self) -> list[int]:
+        """Spares that are ready."""
+        holders = set(self.members.values())
+        ready = [p.number for p in self.players.values() if p.alive and p.ready]
+        return [number for number in ready if number not in holders]
+
+    def _enlist(self) -> None:
+        spares = {p.number for p in self.players.values() if p.alive} - set(self.members.values())
+        gone = not set(self.shadows.values()) <= spares
+        if gone or (not self.shadows and self.free and spares == set(self.free)):
+            self.order(self.members, [])
 
     def kill(self, member: int, number: signal.Signals = signal.SIGKILL) -> None:
         """Kill a member now."""
@@ -173,21 +204,27 @@ class Orchestra:
         lost: Sequence[int],
         resize: dict[str, Any] | None = None,
         through: dict[str, Any] | None = None,
+        to: Sequence[Player] | None = None,
     ) -> None:
-        """Give out a table."""
+        """Give out a table; `to` all by default."""
         self.epoch, self.members = self.epoch + 1, members
         alive = {p.number: p for p in self.players.values() if p.alive}
+        nodes = [self.homes[members[rank]] for rank in range(len(members))]
+        dealt = {} if resize else self.shadows
+        self.shadows = deal(nodes, self.free, self.homes, dealt) if self.shadow else {}
         table = {
             "op": "table",
             "epoch": self.epoch,
             "members": {str(rank): member for rank, member in members.items()},
             "addresses": {str(n): player.addresses for n, player in alive.items()},
             "lost": list(lost),
+            "shadows": {str(rank): member for rank, member in self.shadows.items()},
+            "homes": {str(member): self.homes[member] for member in members.values()},
             "resize": resize,
             "through": through or self.through,
         }
         self._line = json.dumps(table).encode() + b"\n"
-        for player in alive.values():
+        for player in alive.values() if to is None else to:
             self._tell(player)
 
     def _tell(self, player: Player) -> None:
@@ -195,21 +232,25 @@ class Orchestra:
             player.orders.sendall(self._line)
 
     def _replace(self) -> None:
-        holders = set(self.members.values())
-        free = [p.number for p in self.players.values() if p.alive and p.ready]
-        free = [number for number in free if number not in holders]
+        free = self.free
         lost = [rank for rank, member in self.members.items() if member in self._lost]
         if len(free) < len(lost):
             return  # one may still be getting ready
-        members = {**self.members, **dict(zip(lost, free, strict=False))}
+        taken = {r: self.shadows[r] for r in lost if self.shadows.get(r) in free}
+        taken = {r: member for r, member in taken.items() if r == _first(taken, member)}
+        free = [number for number in free if number not in taken.values()]
+        by_shadow = sorted(taken)
+        taken |= dict(zip([r for r in lost if r not in taken], free, strict=False))
+        members = {**self.members, **taken}
         begun_s = min(self._hurt_s[member] for member in self._lost)
         if self.takeovers and not self.takeovers[-1].done_s:
             begun_s = self.takeovers.pop().begun_s
         self._lost = []
         self.order(members, lost)
-        taken = Takeover(self.epoch, lost, begun_s, time.monotonic() - begun_s)
-        taken.waiting = set(members.values())
-        self.takeovers.append(taken)
+        takeover = Takeover(self.epoch, lost, begun_s, time.monotonic() - begun_s)
+        takeover.by_shadow = by_shadow
+        takeover.waiting = set(members.values())
+        self.takeovers.append(takeover)
 
     def _hear(self) -> None:
         data = os.read(self._events, 1 << 20)
@@ -219,7 +260,7 @@ class Orchestra:
             player = self.players[said["member"]]
             if said["kind"] == Kind.MEMBER_UP:
                 player.addresses = said["addresses"]
-                if self.epoch:
+                if self.members:
                     self._tell(player)
             elif said["kind"] == Kind.SPARE_READY:
                 player.ready = True
@@ -259,3 +300,7 @@ class Orchestra:
             player.orders.close()
         for fd in (self._events, self._event_fd, self._pulse_fd):
             os.close(fd)
+
+
+def _first(taken: dict[int, int], member: int) -> int:
+    return min(rank for rank, found in taken.items() if found == member)

@@ -52,6 +52,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "pipelined experts": (EXPERTS, {"tp": 2, "pp": 2, "ep": 2, "micro_batch": 8}),
     "alone": (DENSE, {"micro_batch": 16}),
 }
+KINDS = {"shadow", "parity"}  # "KIND LAYOUT" is that layout with another kind than "auto"
 
 Fault = dict[str, Any]
 
@@ -127,17 +128,19 @@ def stage(
 
     def of(name: str) -> tuple[Stage, Ended]:
         if name not in made:
-            model, layout = LAYOUTS[name]
+            first, _, rest = name.partition(" ")
+            kind, key = (first, rest) if first in KINDS else ("auto", name)
+            model, layout = LAYOUTS[key]
             job = resolve_job(
                 {
                     "job": {"steps": STEPS, "eval_every": 4, "eval_sequences": 8},
                     "model": model,
                     "data": {"seq_len": SEQ_LEN, "global_batch": BATCH},
                     "layout": layout,
-                    "cluster": {"ref": f"local:{_world(layout)}"},
+                    "cluster": {"ref": f"local:{_world(layout)}", "spares": 1},
                     "optimizer": {"lr": 1e-2, "warmup_steps": 2},
                     "checkpoint": {"every": 5, "keep": 9},
-                    "resilience": {"redundancy": "auto"},
+                    "resilience": {"redundancy": kind},
                 }
             )
             args = {

@@ -46,7 +46,7 @@ class Kind(StrEnum):
     HELD = "held"  # member, epoch, step: has saved its state for another layout (memory only)
     TAKEOVER_DONE = "takeover_done"  # * epoch, ranks, cause, detected_s, takeover_s, step
     RESIZED = "resized"  # * epoch, step, before, after (labels of layouts), resize_s
-    REDUNDANCY = "redundancy"  # kind_of, bytes (held for others), seconds (of a step)
+    REDUNDANCY = "redundancy"  # kind_of, bytes (held for others), seconds and wire_bytes (a step)
     HANG = "hang"  # * rank, member, step, phase, stalled_s
     STRAGGLER = "straggler"  # * rank, member, busy_ratio (to the median of its like)
     CORRUPT = "corrupt"  # * rank, member, step, what disagreed

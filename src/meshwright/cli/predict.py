@@ -12,6 +12,7 @@ import typer
 from meshwright.base.errors import ConfigError, InputError
 from meshwright.catalog import cluster as find_cluster
 from meshwright.cli import plan_options as options
+from meshwright.cli.kept import Kept, price_words
 from meshwright.cli.options import AsJson, Overrides, print_json
 from meshwright.cli.plan_text import show_assumptions, show_details
 from meshwright.plan.auto import question_of
@@ -52,7 +53,9 @@ def predict(
     if (job_file is None) == (model is None):
         raise InputError("give a JOB.toml, or --model with --cluster and --layout")
     wishes = Wishes(seq_len, global_batch, precision, framework, catalogue=catalogue)
+    kept = None
     if job_file is not None:
+        kept = Kept.of(load_job(job_file, override)) if not (layout or cluster) else None
         _refuse_idle(wishes, constants)
         question, chosen = _of_job(job_file, override, cluster, catalogue)
         if layout:
@@ -66,9 +69,14 @@ def predict(
     if trace:
         trace.write_text(json.dumps(trace_of(question, chosen)), encoding="utf-8")
     if as_json:
-        print_json({**here.document(), "gap": why and why.document()})
+        document = {**here.document(), "gap": why and why.document()}
+        print_json({**document, "redundancy": kept and kept.document()})
     else:
         _show(question, here, why)
+        if kept is not None:
+            for one in kept.prices:
+                of_run = " (of this job)" if one == kept.chosen else ""
+                typer.echo(f"redundancy: {price_words(one.document())}{of_run}")
     return 0
 
 

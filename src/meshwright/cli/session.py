@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from meshwright.base.events import Kind
 from meshwright.checkpoint.reader import Reader
 from meshwright.checkpoint.store import latest
 from meshwright.cli.corpus import JobData
+from meshwright.cli.kept import Kept
 from meshwright.cli.start import first_weights
 from meshwright.conduct import conductor, surviving
 from meshwright.conduct.conductor import Outcome, Status
@@ -29,6 +31,7 @@ from meshwright.plan.calibration import append_measurement
 from meshwright.plan.describe import describe_plan
 from meshwright.plan.job import Job
 from meshwright.watch.live import LiveView
+from meshwright.watch.redundancy import redundancy, redundancy_words
 from meshwright.watch.report import write_report
 
 WORKER = "meshwright.train.worker"
@@ -59,9 +62,16 @@ class Session:
     adopt: bool = False  # the agents of an earlier conductor still train
     harm: Harm | None = None  # what a drill does to the run
 
+    @cached_property
+    def kept(self) -> Kept:
+        """By what its state is kept."""
+        return Kept.of(self.job)
+
     def run(self, checkpoint: Path | None) -> Outcome:
         """Train to the end, from `checkpoint` if there is one; then write model and report."""
-        plan = describe_plan(self.job)
+        plan = {**describe_plan(self.job), "redundancy": self.kept.document()}
+        if line := self.kept.line():
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
         start = None
         if not self.adopt:
             start = checkpoint or first_weights(self.job, self.rundir.checkpoints)
@@ -73,6 +83,9 @@ class Session:
         first = 0 if checkpoint is None else Reader(checkpoint).step  # it may be gone afterwards
         outcome = self._train(plan, checkpoint, start)
         self._remember_speed(plan, first)
+        if found := redundancy(list(read_lines(self.rundir.path / "events.jsonl"))):
+            line = f"redundancy: {redundancy_words(found)}"
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
         if outcome.status is Status.FINISHED:
             self.export()
         self._report()
@@ -107,6 +120,8 @@ class Session:
 
     def _train(self, plan: dict[str, Any], checkpoint: Path | None, start: Path | None) -> Outcome:
         started = {"layout": self.job.layout.label, **self._begin(checkpoint)}
+        if self.kept.chosen is not None:
+            started["redundancy"] = self.kept.chosen.document()
         with LiveView(self.job, plan, self.console) as view:
 
             def on_event(message: Mapping[str, Any]) -> None:
@@ -121,7 +136,7 @@ class Session:
                 return surviving.run(
                     self.engine,
                     self.rundir,
-                    Muster(self.job),
+                    Muster(self.kept.job(self.job)),
                     entry,
                     args,
                     on_event,
@@ -171,7 +186,7 @@ class Session:
 
     def _args(self, plan: dict[str, Any], start: Path | None) -> dict[str, Any]:
         return {
-            "job": self.job.model_dump(mode="json"),
+            "job": self.kept.job(self.job).model_dump(mode="json"),
             "train_prefix": str(self.data.prepared.train_prefix),
             "end_of_text": self.data.prepared.end_of_text,
             "held_out_prefix": str(self.data.prepared.held_out_prefix),

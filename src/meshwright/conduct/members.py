@@ -97,6 +97,8 @@ class Rules:
     on_no_spare: Literal["shrink", "wait"]
     max_takeovers: int  # in an hour
     shapes: Shapes
+    shadow: bool = False  # spares hold the state of ranks
+    mirrored: bool = False  # other ranks do, wherever they are
     same_loss: int = 3  # so many losses of one rank at one step end the run
     settle_s: float = 0.5  # to write logs when a run has failed
     kill_s: float = 1.0  # to be gone after SIGKILL
@@ -130,6 +132,9 @@ class State:
     nodes: Mapping[int, Node]
     stage: Stage = Stage.FORMING
     epoch: int = 0
+    shadows: Mapping[int, int] = field(
+        default_factory=dict
+    )  # the spare of each rank, if it has one
     epoch_floor: int = 0  # no conductor gives an epoch that an earlier one has given
     executing: Mapping[int, int] = field(default_factory=dict)  # last step done, by member
     returned: frozenset[int] = frozenset()
@@ -315,8 +320,9 @@ Event = (
 @dataclass(frozen=True)
 class SendTable:
     """Tell every member who holds which rank; `lost` ranks have a member without the state.
-    `dp_replicate` is set where the layout changes; `moved` ranks are given away for safety.
-    `through`: all "save" their state in memory and wait, or "load" it in another layout."""
+    `dp_replicate` is set where the layout changes; `moved` ranks are given away for safety;
+    `shadows` has the spare that shadows each rank. `through`: all "save" their state in memory and
+    wait, or "load" it in another layout."""
 
     epoch: int
     members: tuple[int, ...]
@@ -324,6 +330,7 @@ class SendTable:
     dp_replicate: int | None = None
     moved: tuple[int, ...] = ()
     through: Literal["save", "load"] | None = None
+    shadows: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

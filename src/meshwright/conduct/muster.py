@@ -66,6 +66,8 @@ class Muster:
                 on_no_spare=resilience.on_no_spare,
                 max_takeovers=resilience.max_takeovers,
                 shapes=self.shapes,
+                shadow=resilience.redundancy == "shadow",
+                mirrored=resilience.redundancy in ("mirror", "parity"),
             ),
             limits=self.limits,
             table=tuple(range(self.world)),
@@ -126,6 +128,7 @@ def adopted(
     found = replace(
         fresh,
         table=table,
+        shadows={int(rank): number for rank, number in newest.get("shadows", {}).items()},
         members=members,
         stage=Stage.TAKING_OVER,
         epoch=newest["epoch"],

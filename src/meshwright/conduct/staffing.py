@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from meshwright.base.events import Kind
 from meshwright.conduct.members import Launch, Member, SendTable, Stage, StopMembers
 from meshwright.conduct.places import choose
 from meshwright.conduct.turn import Turn
+from meshwright.plan.homes import deal
 
 HOUR_S = 3600.0
 _CALM_S = 1.0  # after a takeover: a fork would slow down the step that it has cost
@@ -66,10 +68,14 @@ class Staffing(Turn):
         deadline_s = state.deadline_s if state.stop_asked else self.now_s + limit_s
         if not first and state.losses:
             self.put(takeovers=(*state.takeovers, self.now_s))
+        shadows = self.shadows_of(table, resized=replicas is not None)
+        if what := self._worse(table, shadows):
+            self.record(Kind.ADVICE, advice=what)
         self.put(
             stage=Stage.TAKING_OVER,
             epoch=epoch,
             table=table,
+            shadows=shadows,
             executing={},
             deadline_s=None if first and not (load or state.stop_asked) else deadline_s,
         )
@@ -77,7 +83,7 @@ class Staffing(Turn):
             self.member(number, holds=False, ready=False)
         for number in table if first else ():  # anybody can begin the first step
             self.member(number, holds=True)
-        told = SendTable(epoch, table, tuple(lost), replicas, moved, through)
+        told = SendTable(epoch, table, tuple(lost), replicas, moved, through, shadows)
         self.actions.insert(0, told)  # before anything is written down
         if state.stop_asked:
             self.actions.append(StopMembers(table))
@@ -88,6 +94,41 @@ class Staffing(Turn):
             return "load" if load else None
         self.put(relayout=replace(wanted, held=frozenset()))
         return "save"
+
+    def shadows_of(self, table: tuple[int, ...], resized: bool = False) -> dict[int, int]:
+        """Who shadows each rank of `table`: spares that are ready; nobody anew without need."""
+        state, node_of = self.state, self.nodes_of_members()
+        if not state.rules.shadow:
+            return {}
+        ready = [n for n in self.free() if state.members[n].ready and n not in table]
+        nodes = [node_of[number] for number in table]
+        return deal(nodes, ready, node_of, {} if resized else state.shadows)
+
+    def _worse(self, table: tuple[int, ...], shadows: dict[int, int]) -> str | None:
+        """What is less safe with `table` than with the one before."""
+        state, node_of = self.state, self.nodes_of_members()
+        before = {node_of[number] for number in state.table}
+        nodes = {node_of[number] for number in table}
+        if state.shadows and not shadows:
+            return "no spare is left to shadow the ranks: they keep each other's state meanwhile"
+        near = [rank for rank, spare in shadows.items() if node_of[spare] == node_of[table[rank]]]
+        if near and len(state.nodes) > 1 and shadows != state.shadows:
+            return f"ranks {near} and their shadows are on one node each: no spare is elsewhere"
+        if state.rules.mirrored and len(nodes) == 1 < len(before):
+            return f"all ranks are on node {min(nodes)}: their copies would be lost with it"
+        return None
+
+    def enlist(self) -> bool:
+        """Deal out anew who shadows whom, where a shadow is gone, or a rank has none and all spares
+        are ready; whether that was to be done."""
+        state = self.state
+        shadows = self.shadows_of(state.table)
+        gone = not set(state.shadows.values()) <= set(self.idle())
+        starting = any(not state.members[number].ready for number in self.idle())
+        if shadows == state.shadows or (starting and not gone):
+            return False
+        self.send(state.table)
+        return True
 
     def is_calm(self) -> bool:
         """Whether the last takeover is a while ago."""
@@ -140,5 +181,13 @@ class Staffing(Turn):
 
     def chosen(self, vacant: list[int]) -> dict[int, int] | None:
         """A member for each vacant rank; None if they are too few."""
-        shapes, nodes = self.state.rules.shapes, self.nodes_of_members()
-        return choose(vacant, self.state.table, self.free(), nodes, shapes)
+        state, nodes, free = self.state, self.nodes_of_members(), self.free()
+        taken: dict[int, int] = {}
+        for rank in vacant:  # who shadows it has its state
+            shadow = state.shadows.get(rank)
+            if shadow in free:
+                taken[rank] = shadow
+                free.remove(shadow)
+        rest = [rank for rank in vacant if rank not in taken]
+        chosen = choose(rest, state.table, free, nodes, state.rules.shapes)
+        return None if chosen is None else {**taken, **chosen}

@@ -398,6 +398,7 @@ class _Conductor:
             },
             "homes": {str(m): self.state.members[m].node for m in action.members},
             "lost": list(action.lost),
+            "shadows": {str(rank): member for rank, member in action.shadows.items()},
             "resize": None if replicas is None else {"layout": self.muster.layout(replicas)},
             "through": self.shelf.save() if action.through == "save" else self.shelf.through,
         }

@@ -109,7 +109,10 @@ class _Settling(Staffing):
 
     def _fill(self, vacant: list[int]) -> None:
         state = self.state
-        if not any(state.members[n].holds for n in state.living()):
+        living = set(state.living())
+        if not any(state.members[n].holds for n in living) and not (
+            living & set(state.shadows.values())
+        ):
             self.fail("nobody is left who holds the state" if not state.deaths else None)
             return
         if state.stop_asked and not self.free():
@@ -183,6 +186,8 @@ class _Settling(Staffing):
                 self.record(Kind.RESIZED, **self._resize_account(state))
             self.put(losses=(), deaths=(), resized_from=None, relaid=None, resize_s=0.0)
         if state.stop_asked:
+            return
+        if self.state.rules.shadow and self.enlist():
             return
         if self.state.wanted is not None:
             self._seek_size(self.state.wanted)

@@ -11,7 +11,7 @@ from meshwright.base.errors import ConfigError
 from meshwright.plan.activations import recompute_plan
 from meshwright.plan.expert_rules import check_experts, divisors
 from meshwright.plan.layout import V_SCHEDULES, Layout, expert_grid
-from meshwright.plan.resilience import check_survivable, keeping
+from meshwright.plan.resilience import check_kept, check_survivable
 
 if TYPE_CHECKING:
     from meshwright.plan.job import Job
@@ -33,7 +33,7 @@ def check_job(job: Job) -> None:
     _check_recompute(job)
     if job.resilience.survives:
         check_survivable(job.layout)
-        keeping(job.layout, job.resilience.redundancy, bool(job.model.n_experts))
+        check_kept(job)
 
 
 def _check_axes(job: Job) -> None:

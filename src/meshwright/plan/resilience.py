@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from meshwright.base.errors import ConfigError
+from meshwright.plan.homes import mirror_keepers, parity_groups
 from meshwright.plan.layout import Axis, Layout, expert_groups, groups
 
+if TYPE_CHECKING:
+    from meshwright.plan.job import Job
+
 Redundancy = Literal["auto", "none", "twin", "mirror", "shadow", "parity"]
+MOST_OF_A_PARITY = 4  # ranks: of two that are lost together neither can be made again
+_AXES: tuple[Axis, ...] = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 BYTES_KEPT = 16  # per fp32 parameter of a mirrored rank: master, two moments, the step's gradient
 
 
@@ -18,12 +24,14 @@ class Keeping:
     """Where the state of each rank is besides on itself.
 
     `twins`: the ranks that hold the same anyway. `keepers`: the rank that keeps a copy in its
-    host's memory; none where twins are enough.
+    host's memory, none where twins or shadows are enough; with parity, the rank that keeps the
+    exclusive or of the states of the rank's group. `parity`: those groups.
     """
 
-    kind: Literal["none", "twin", "mirror"]
+    kind: Literal["none", "twin", "mirror", "shadow", "parity"]
     twins: tuple[tuple[int, ...], ...]
     keepers: Mapping[int, int]
+    parity: tuple[tuple[int, ...], ...] = ()
 
     def wards(self, keeper: int) -> tuple[int, ...]:
         """The ranks whose state `keeper` keeps."""
@@ -33,10 +41,13 @@ class Keeping:
         """Who can give `rank` its state. `kept` has the ranks that have their own, each with the
         wards whose copies it holds whole. None: the state is lost."""
         twin = next((twin for twin in self.twins[rank] if twin in kept), None)
-        keeper = self.keepers.get(rank)
-        if twin is not None or keeper is None:
+        if twin is not None or any(one not in kept for one in self.group_of(rank) if one != rank):
             return twin
-        return keeper if rank in kept.get(keeper, ()) else None
+        return next((holder for holder, wards in kept.items() if rank in wards), None)
+
+    def group_of(self, rank: int) -> tuple[int, ...]:
+        """The ranks of one parity, `rank` among them; none without parity."""
+        return next((group for group in self.parity if rank in group), ())
 
 
 def check_survivable(layout: Layout) -> None:
@@ -49,32 +60,52 @@ def check_survivable(layout: Layout) -> None:
         raise ConfigError("layout.grad_compression", layout.grad_compression, fix)
 
 
-def keeping(layout: Layout, kind: Redundancy, experts: bool) -> Keeping:
-    """How `kind` is done on `layout`; `experts`: the model has some.
+def check_kept(job: Job) -> None:
+    """Refuse a kind that this layout, or a run without spares, lacks. Raises ConfigError."""
+    kind = job.resilience.redundancy
+    if kind == "shadow" and not job.cluster.spares:
+        fix = "spares hold the shadows, and there are none; set cluster.spares = 1, or use mirror"
+        raise ConfigError("resilience.redundancy", kind, fix)
+    keeping(job.layout, kind, bool(job.model.n_experts), shadowed=True)
 
-    "auto" takes twins where every rank has one, else mirrors, and nothing for a single rank. A
-    mirror is half of the ranks away, so that it is on another node wherever a node has at most half
-    of them. Raises ConfigError where it cannot be done.
+
+def keeping(
+    layout: Layout,
+    kind: Redundancy,
+    experts: bool,
+    nodes: Sequence[int] = (),
+    shadowed: bool = False,
+) -> Keeping:
+    """How `kind` is done on `layout`; `experts`: the model has some. `nodes` has the node of each
+    rank, where that is known; `shadowed`: there are spares that shadow the ranks.
+
+    "auto" takes twins where every rank has one, else mirrors, and nothing for a single rank;
+    "shadow" without spares is "auto", and "parity" of ranks alone is "mirror". Raises ConfigError
+    where it cannot be done.
     """
     alike = tuple(twins(layout, experts))
+    if kind == "shadow" and not shadowed:
+        kind = "auto"
     if kind == "auto":
         alone: Redundancy = "none" if layout.world == 1 else "mirror"
         kind = "twin" if all(alike) else alone
-    if kind == "none":
-        return Keeping("none", alike, {})
+    if kind == "none" or kind == "shadow":
+        return Keeping(kind, alike, {})
     if kind == "twin":
         if not all(alike):
             fix = f"rank {alike.index(())} of {layout.label} has no twin; use mirror"
             raise ConfigError("resilience.redundancy", kind, fix)
         return Keeping("twin", alike, {})
-    if kind != "mirror":
-        raise ConfigError("resilience.redundancy", kind, "not in this version; use mirror")
     if layout.world == 1:
-        fix = "a single rank has no other to keep its state; use none"
+        fix = "a single rank has no other to keep its state; use none, or shadow with a spare"
         raise ConfigError("resilience.redundancy", kind, fix)
-    away = layout.world // 2
-    keepers = {rank: (rank + away) % layout.world for rank in range(layout.world)}
-    return Keeping("mirror", alike, keepers)
+    where = tuple(nodes) or (0,) * layout.world
+    stages = groups(layout, *(axis for axis in _AXES if axis != "pp"))
+    found = parity_groups(stages, where, MOST_OF_A_PARITY) if kind == "parity" else []
+    if not found:
+        return Keeping("mirror", alike, mirror_keepers(where))
+    keepers = {rank: keeper for group, keeper in found for rank in group}
+    return Keeping("parity", alike, keepers, tuple(group for group, _ in found))
 
 
 def twins(layout: Layout, experts: bool) -> list[tuple[int, ...]]:

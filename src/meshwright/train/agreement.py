@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from meshwright.train.fabric.group import FabricGroup
+from meshwright.train.optim import Updated
 from meshwright.train.trainer import Trainer
 
 
@@ -22,11 +24,16 @@ class Disagreement:
 
 
 def checksum(trainer: Trainer) -> int:
+    """See `state_checksum`."""
+    return state_checksum(trainer.data.groups, trainer.optimizer.moments)
+
+
+def state_checksum(groups: Sequence[Updated], moments: Sequence[tuple[Tensor, Tensor]]) -> int:
     """A sum over the bits of all masters and moments: any bit changes it. As much work as to add up
     as many numbers."""
     total = 0
-    for group, moments in zip(trainer.data.groups, trainer.optimizer.moments, strict=True):
-        for flat in (group.master, *moments):
+    for group, pair in zip(groups, moments, strict=True):
+        for flat in (group.master, *pair):
             total += int(flat.view(torch.int32).sum(dtype=torch.int64))
     return total & (1 << 63) - 1
 

@@ -34,9 +34,12 @@ from meshwright.train.fabric.group import FabricGroup, Groups
 from meshwright.train.fabric.orders import Interrupted, Orders, Table
 from meshwright.train.faults import Fault, Faults
 from meshwright.train.inputs import TrainArgs, first_step, open_inputs, start
+from meshwright.train.keepers import Keeper, arm, share_said, take_over, takes_from
 from meshwright.train.loop import Progress, StopFlag, TrainLoop, something_follows
 from meshwright.train.mesh import Mesh, build_mesh
+from meshwright.train.parity import Parity
 from meshwright.train.precision.apply import COMPUTE_DTYPES
+from meshwright.train.rebuild import help_rebuild, rebuild
 from meshwright.train.recovery import (
     Given,
     Settled,
@@ -49,11 +52,12 @@ from meshwright.train.recovery import (
     state_words,
     take_state,
 )
-from meshwright.train.redundancy import Mirror
+from meshwright.train.redundancy import Cost
+from meshwright.train.shadow import Shadow
 from meshwright.train.trainer import Trainer
 from meshwright.train.warm import warm_up
 
-_RECOVERY_CHANNEL, _MIRROR_CHANNEL = 2, 4  # what groups take for themselves are hashes
+_RECOVERY_CHANNEL = 2  # what groups take for themselves are hashes
 _CHECK_CHANNEL = 1 << 20  # and one for each step that is checked
 _NICE = 5  # so that agent and conductor, who have little to do, are never behind the workers
 
@@ -73,7 +77,6 @@ class Member:
         assert context.orders_fd is not None
         self._args, self._inputs = args, open_inputs(args, job, 0.0)
         check_survivable(job.layout)
-        self._set_job(job)
         self.number = context.member if context.member >= 0 else context.rank
         self._orders = Orders(context.orders_fd)
         pulse = None if context.pulse_fd is None else PulseWriter(context.pulse_fd, self.number)
@@ -89,8 +92,11 @@ class Member:
         faults = Faults(self.number, Fault.all_from(args.faults), self._corrupt)
         self._watch = _Watch(self._fabric, pulse, faults)
         self._stop = StopFlag(lambda: self._orders.stop)
-        self._mirror: Mirror | None = None
+        self._shadow = Shadow(self._fabric, job.optimizer, self._watch.shadow, self._tell_cost)
+        self._second_hand = False  # the state is that of a shadow
+        self._mirror: Keeper | None = None
         self._loop: TrainLoop | None = None
+        self._set_job(job)
         # A hook of autograd on what is saved would stay behind where it is cut short.
         if job.layout.offload not in ("activations", "both"):
             signal.signal(signal.SIGIO, self._watch.on_order)
@@ -117,6 +123,7 @@ class Member:
                     self._take_part(met)
                     return
                 self._get_ready()
+                self._shadow.begin()
                 table = self._fabric.await_table()
             except Interrupted as interrupted:
                 table, met = interrupted.table, None
@@ -140,6 +147,7 @@ class Member:
         self._take_layout(table.through)
         old = self._job.layout
         if len(table.members) == old.world:
+            self._keep(table)
             return
         replicas = len(table.members) * old.dp_replicate // old.world
         layout = old.model_copy(update={"dp_replicate": replicas})
@@ -150,7 +158,8 @@ class Member:
                 f"{old.label}: only dp_replicate may change; start the run anew"
             )
         self._fabric.forget_channels()
-        self._set_job(self._job.model_copy(update={"layout": layout}), resized=True)
+        self._set_job(self._job.model_copy(update={"layout": layout}))
+        self._keep(table)
 
     def _take_layout(self, through: Mapping[str, Any] | None) -> None:
         """What went `through` memory begins from there, if this member has not yet."""
@@ -163,19 +172,22 @@ class Member:
         self._loop = self._mirror = None
         layout = Layout.model_validate(through["layout"])
         self._fabric.forget_channels()
-        self._set_job(self._job.model_copy(update={"layout": layout}), resized=True)
+        self._set_job(self._job.model_copy(update={"layout": layout}))
 
-    def _set_job(self, job: Job, resized: bool = False) -> None:
-        self._job, self._world = job, job.layout.world
-        experts = bool(job.model.n_experts)
-        kind = job.resilience.redundancy
-        self._blocks = blocks(job.layout, experts)
+    def _keep(self, table: Table) -> None:
+        """Know who keeps whose state."""
+        job, shadowed = self._job, bool(table.shadows)
+        experts, kind = bool(job.model.n_experts), job.resilience.redundancy
         try:
-            self._keeping = keeping(job.layout, kind, experts)
-        except ConfigError:
-            if not resized:
-                raise
-            self._keeping = keeping(job.layout, "auto", experts)  # the best that is left
+            self._keeping = keeping(job.layout, kind, experts, table.nodes, shadowed)
+        except ConfigError:  # of a smaller size: the best that is left
+            self._keeping = keeping(job.layout, "auto", experts, table.nodes)
+
+    def _set_job(self, job: Job) -> None:
+        self._job, self._world = job, job.layout.world
+        self._blocks = blocks(job.layout, bool(job.model.n_experts))
+        self._recovery = FabricGroup(self._fabric, tuple(range(self._world)), _RECOVERY_CHANNEL)
+        self._shadow.held.clear()
         self._spares: dict[int, Trainer] = {}  # made in advance, by rank
 
     def _get_ready(self) -> None:
@@ -190,7 +202,10 @@ class Member:
         """Rejoin the others, whom this rank may have `met` already, and train to the end."""
         self._watch.enter(Phase.TAKEOVER)
         if met is None:
-            met = self._meet(intact=self._loop is not None and not self._loop.trainer.inside)
+            if self._loop is not None:
+                self._mirror = self._arm(self._loop.trainer)
+            self._from_shadow()
+            met = self._meet(intact=self._is_intact())
         standings, settled = met.standings, met.settled
         self._peak_flops = settled.peak_flops
         goes_on = self._fabric.rank in settled.going_on
@@ -247,11 +262,14 @@ class Member:
         """Whether all went well; false if there is a newer table, by which it can be tried again.
         Raises as `_go_on_in_place`."""
         self._fabric.enter(table, keep_inside=True)
+        self._keep(table)
+        self._mirror = self._arm(loop.trainer)
         try:
             met = self._meet(intact=True)
             starts = self._must_start(met.standings, met.settled)
             if starts or self._fabric.rank not in met.settled.going_on:
                 raise met
+            share_said(self._recovery, met.standings, loop)
             self._give(loop, met.standings, met.settled)
             loop.trainer.data.sum_again()
             self._events.emit(Kind.EXECUTING, step=loop.progress.step, kept=True)
@@ -264,13 +282,33 @@ class Member:
 
     def _meet(self, intact: bool) -> _Rejoin:
         """Where all ranks stand, and what follows from it."""
-        world = self._recovery_group()
-        standings = meet(world, self._standing(intact))
+        standings = meet(self._recovery, self._standing(intact))
         settled = settle(standings, self._blocks, lambda steps: something_follows(self._job, steps))
         return _Rejoin(standings, settled)
 
-    def _recovery_group(self) -> FabricGroup:
-        return FabricGroup(self._fabric, tuple(range(self._world)), _RECOVERY_CHANNEL)
+    def _is_intact(self) -> bool:
+        """Whether nothing that this rank shares with its replica has been cut short."""
+        loop = self._loop
+        return loop is not None and not loop.trainer.inside and not self._second_hand
+
+    def _arm(self, trainer: Trainer) -> Keeper | None:
+        return arm(trainer, self._keeping, self._fabric, self._mirror, self._shadow_differs)
+
+    def _from_shadow(self) -> None:
+        """Who has shadowed its rank has what that has lost."""
+        self._second_hand = self._second_hand and self._loop is not None
+        if self._loop is None and self._fabric.rank in self._shadow.held:
+            loop = self._new_loop()
+            kept = take_over(self._shadow, self._fabric.rank, loop)
+            if self._mirror is not None:
+                self._mirror.kept.update(kept)
+            self._loop, self._second_hand = loop, True
+        self._shadow.held.clear()
+
+    def _shadow_differs(self, step: int) -> None:
+        rank = self._fabric.rank
+        what = f"the shadow of rank {rank} differed and has got its state anew"
+        self._events.emit(Kind.CORRUPT, step=step, what=what, suspects=[rank])
 
     def _standing(self, intact: bool) -> Standing:
         rank = self._fabric.rank
@@ -289,7 +327,8 @@ class Member:
             checked=progress.checked,
             peak_flops=self._peak_flops,
             intact=intact and not resized,
-            keeps=() if self._mirror is None or resized else tuple(self._mirror.kept),
+            keeps=() if self._mirror is None or resized else self._mirror.wards,
+            second_hand=self._second_hand,
         )
 
     def _measured_peak(self, rank: int) -> float:
@@ -318,14 +357,20 @@ class Member:
             loop = self._new_loop()
             source = self._sources(standings, settled)[self._fabric.rank]
             assert source is not None
-            loop.said = take_state(loop.trainer, self._recovery_group(), source)["said"]
+            if takes_from(self._keeping, self._fabric.rank, source):
+                loop.said = take_state(loop.trainer, self._recovery, source)["said"]
+            else:
+                assert isinstance(self._mirror, Parity)
+                loop.said = rebuild(self._fabric, self._keeping, self._mirror, loop)
             loop.trainer.agreed, loop.noted = settled.agreed, settled.steps
             loop.say_again()
         else:
             self._catch_up(loop, settled)
+            share_said(self._recovery, standings, loop)
             if loop.trainer.mesh.layout != self._job.layout:
                 loop = self._reseat(loop)
             self._give(loop, standings, settled)
+        self._second_hand = False
         if loop.trainer.stale:
             loop.trainer.refresh()
         ending = settled.agreed is not None and settled.agreed[1].stop
@@ -335,11 +380,15 @@ class Member:
         return loop
 
     def _give(self, loop: TrainLoop, standings: list[Standing], settled: Settled) -> None:
-        """Send their state to those who are to have it from this rank."""
+        """Do this rank's part in that the fresh ranks get their state."""
         for fresh, source in self._sources(standings, settled).items():
-            if source == self._fabric.rank:
+            assert source is not None
+            if not takes_from(self._keeping, fresh, source):
+                assert isinstance(self._mirror, Parity)
+                help_rebuild(self._fabric, self._keeping, fresh, self._mirror, loop)
+            elif source == self._fabric.rank:
                 given = self._given(loop.trainer, fresh)
-                give_state(self._recovery_group(), fresh, given, {"said": loop.said})
+                give_state(self._recovery, fresh, given, {"said": loop.said})
 
     def _sources(self, standings: list[Standing], settled: Settled) -> dict[int, int | None]:
         """Who can give each fresh rank its state."""
@@ -414,10 +463,8 @@ class Member:
         trainer.mesh.clock.watch = self._watch
         if self._blocks:
             trainer.data.keep_own_sums(self._fabric.undisturbed)
-        if self._keeping.keepers:
-            everyone = FabricGroup(self._fabric, tuple(range(self._world)), _MIRROR_CHANNEL)
-            keeper, wards = self._keeping.keepers[rank], self._keeping.wards(rank)
-            self._mirror = trainer.redundancy = Mirror(trainer, everyone, keeper, wards)
+        self._mirror = None
+        self._mirror = self._arm(trainer)
         loop = TrainLoop(trainer, inputs, self._events, self._stop)
         loop.begin_step, loop.also_report = self._watch.begin_step, self._report_redundancy
         loop.check = self._check
@@ -439,9 +486,16 @@ class Member:
 
     def _report_redundancy(self) -> None:
         """What it costs on this rank; twins cost nothing."""
-        held, seconds = (0, 0.0) if self._mirror is None else self._mirror.take_cost()
-        kind = self._keeping.kind
-        self._events.emit(Kind.REDUNDANCY, kind_of=kind, bytes=held, seconds=seconds)
+        self._tell_cost(Cost() if self._mirror is None else self._mirror.take_cost())
+
+    def _tell_cost(self, cost: Cost) -> None:
+        self._events.emit(
+            Kind.REDUNDANCY,
+            kind_of=self._keeping.kind,
+            bytes=cost.held_bytes,
+            seconds=cost.seconds,
+            wire_bytes=cost.wire_bytes,
+        )
 
     def _mesh(self, rank: int) -> Mesh:
         """That of `rank`, whose groups go by the table at hand."""
@@ -477,6 +531,12 @@ class _Watch:
         """There are orders: a long computation need not end first. Raises Interrupted."""
         if self.computing and not _imports(frame):
             self.fabric.hear()
+
+    def shadow(self, step: int, phase: Phase) -> None:
+        """A spare is at `phase` of `step`, from 1, for a rank that it shadows."""
+        if self.pulse is not None:
+            self.pulse.enter(phase)
+        self.faults.enter(step, phase)
 
     def begin_step(self, step: int) -> None:
         """Step `step`, from 1, begins."""

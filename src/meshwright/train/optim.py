@@ -71,18 +71,27 @@ class MasterOptimizer:
         self.moments = [(torch.zeros_like(g.master), torch.zeros_like(g.master)) for g in groups]
         self._decayed: list[_Part] = []
         self._plain: list[_Part] = []
+        self._of_group: list[list[tuple[float, _Part]]] = []
         for group, (m, v) in zip(groups, self.moments, strict=True):
-            edge = group.decay_size
-            for run, parts in ((slice(0, edge), self._decayed), (slice(edge, None), self._plain)):
+            edge, decay = group.decay_size, settings.weight_decay
+            self._of_group.append([])
+            runs = ((slice(0, edge), self._decayed), (slice(edge, None), self._plain))
+            for run, parts in runs:
                 if group.master[run].numel():
                     updates = torch.zeros((), device=group.master.device)
                     part = _Part(group.master[run], group.grad[run], m[run], v[run], updates)
                     parts.append(part)
+                    self._of_group[-1].append((decay if parts is self._decayed else 0.0, part))
 
     def step(self, lr: float, divisor: float = 1.0) -> None:
         """Update every master shard by its gradient, which is divided by `divisor` in place."""
         self._update(self._decayed, lr, self._settings.weight_decay, divisor)
         self._update(self._plain, lr, 0.0, divisor)
+
+    def step_group(self, index: int, lr: float, divisor: float) -> None:
+        """The part of `step` that updates group `index`; all groups are to follow."""
+        for decay, part in self._of_group[index]:
+            self._update([part], lr, decay, divisor)
 
     @property
     def updates_done(self) -> int:

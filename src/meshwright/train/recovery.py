@@ -22,7 +22,7 @@ from meshwright.train.gradients import Vote
 from meshwright.train.precision.scaling import LossScale
 from meshwright.train.trainer import Trainer
 
-_RECORD_BYTES = 512
+_RECORD_BYTES, _BYTES_A_RANK = 768, 8  # of a standing, which may list all ranks
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Standing:
     whole here. `fresh` members have no state at all. `evaluated`, `saved` and `checked` are the
     last steps after which this is known to have been done (rank 0 saves); `peak_flops` is 0 where
     it is not known. `keeps` are the ranks whose state is whole here too, as of the step that this
-    rank has applied. `intact`: nothing that it shares with its replica has been cut short.
+    rank has applied. `intact`: nothing that it shares with its replica has been cut short. What a
+    member knows at `second_hand`, by having shadowed its rank, is only that state.
     """
 
     rank: int
@@ -47,6 +48,7 @@ class Standing:
     peak_flops: float = 0.0
     keeps: tuple[int, ...] = ()
     intact: bool = False
+    second_hand: bool = False
 
     def as_bytes(self) -> bytes:
         """JSON."""
@@ -103,9 +105,6 @@ def settle(
         return Settled(-1, None, (), fresh, 0, 0, 0, peak)
     votes = [one.agreed for one in holders if one.agreed is not None]
     agreed = max(votes, key=lambda vote: vote[0], default=None)
-    # Rank 0 knows what it has saved; the others, that it has gone on.
-    first = standings[0]
-    saved = min(one.saved for one in holders) if first.fresh else first.saved
     steps = max(one.applied for one in holders)
     if agreed is not None:
         steps = max(steps, agreed[0] + 1)
@@ -116,22 +115,25 @@ def settle(
                 f"rank {one.rank} stands at step {one.applied} without the gradients that others "
                 f"have applied up to step {steps}; resume from the last checkpoint"
             )
+    told = [one for one in holders if not one.second_hand] or holders
+    # Rank 0 knows what it has saved; the others, that it has gone on.
+    saved = min(one.saved for one in told) if told[0].rank else told[0].saved
     return Settled(
         steps=steps,
         agreed=agreed,
         late=tuple(one.rank for one in late),
         fresh=fresh,
-        evaluated=min(one.evaluated for one in holders),
+        evaluated=min(one.evaluated for one in told),
         saved=saved,
-        checked=min(one.checked for one in holders),
+        checked=min(one.checked for one in told),
         peak_flops=peak,
-        going_on=_going_on(standings, blocks, redo=due(steps) and _behind(holders, saved) < steps),
+        going_on=_going_on(standings, blocks, redo=due(steps) and _behind(told, saved) < steps),
     )
 
 
-def _behind(holders: Sequence[Standing], saved: int) -> int:
+def _behind(told: Sequence[Standing], saved: int) -> int:
     """The step after which all that follows has been done."""
-    return min(saved, *(min(one.evaluated, one.checked) for one in holders))
+    return min(saved, *(min(one.evaluated, one.checked) for one in told))
 
 
 def _going_on(
@@ -147,13 +149,13 @@ def _going_on(
 
 def meet(world: FabricGroup, mine: Standing) -> list[Standing]:
     """Every rank's standing, in rank order. Raises Interrupted if another table comes."""
-    sent = torch.zeros(1, _RECORD_BYTES, dtype=torch.uint8)
+    size = _RECORD_BYTES + _BYTES_A_RANK * len(world.ranks)
+    sent = torch.zeros(1, size, dtype=torch.uint8)
     data = mine.as_bytes()
     bytes_of(sent)[: len(data)] = data
-    everywhere = sent.new_empty(len(world.ranks), _RECORD_BYTES)
+    everywhere = sent.new_empty(len(world.ranks), size)
     world.all_gather(everywhere, sent).wait()
     rows = bytes_of(everywhere)
-    size = _RECORD_BYTES
     return [
         Standing.from_bytes(bytes(rows[i * size : (i + 1) * size]).rstrip(b"\0"))
         for i in range(len(world.ranks))
@@ -182,7 +184,7 @@ def set_words(trainer: Trainer, words: dict[str, Any]) -> None:
     """The inverse of `state_words`."""
     trainer.optimizer.set_updates_done(words["updates"])
     trainer.loss_scale = LossScale.from_json(words["loss_scale"])
-    trainer.routing.seeded = words["seeded"]
+    trainer.routing.seeded = trainer.seeded_before = words["seeded"]
     trainer.applied = words["applied"]
 
 
@@ -204,6 +206,22 @@ def digest(tensors: Sequence[Tensor], words: dict[str, Any]) -> int:
     return total
 
 
+def json_tensors(letter: dict[str, Any]) -> list[Tensor]:
+    """What travels of plain JSON: its size, then its bytes."""
+    data = torch.frombuffer(bytearray(json.dumps(letter).encode()), dtype=torch.uint8)
+    return [torch.tensor([data.numel()]), data]
+
+
+def receive_json(world: FabricGroup, rank: int) -> dict[str, Any]:
+    """What `rank` sends as `json_tensors`."""
+    size = torch.zeros(1, dtype=torch.int64)
+    world.receive(size, rank).wait()
+    data = torch.empty(int(size), dtype=torch.uint8)
+    world.receive(data, rank).wait()
+    found: dict[str, Any] = json.loads(bytes(bytes_of(data)))
+    return found
+
+
 def give_state(world: FabricGroup, rank: int, given: Given, more: dict[str, Any]) -> None:
     """Send a state, and `more`, to `rank`, whose it is from now on."""
     letter: dict[str, Any] = {
@@ -212,8 +230,7 @@ def give_state(world: FabricGroup, rank: int, given: Given, more: dict[str, Any]
         "more": more,
     }
     letter["counts"] = None if given.counts is None else list(given.counts.shape)
-    data = torch.frombuffer(bytearray(json.dumps(letter).encode()), dtype=torch.uint8)
-    tensors = [torch.tensor([data.numel()]), data, *given.tensors]
+    tensors = [*json_tensors(letter), *given.tensors]
     tensors += [] if given.counts is None else [given.counts]
     for op in [world.send(x, rank) for x in tensors if x.numel()]:
         op.wait()

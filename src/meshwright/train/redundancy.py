@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,29 @@ from meshwright.train.fabric.fabric import Operation
 from meshwright.train.fabric.group import FabricGroup, bytes_of
 from meshwright.train.optim import MasterOptimizer
 from meshwright.train.trainer import Trainer
+
+
+@dataclass
+class Cost:
+    """What keeping states takes of a rank: bytes held for others, and since it was last asked, by
+    step, seconds and bytes sent."""
+
+    held_bytes: int = 0
+    seconds: float = 0.0
+    wire_bytes: int = 0
+    steps: int = 0
+
+    def take(self, held_bytes: int) -> Cost:
+        """The means of a step, from now on anew."""
+        steps = max(self.steps, 1)
+        found = Cost(held_bytes, self.seconds / steps, self.wire_bytes // steps, self.steps)
+        self.seconds, self.wire_bytes, self.steps = 0.0, 0, 0
+        return found
+
+
+def size_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes."""
+    return sum(x.nbytes for x in tensors)
 
 
 @dataclass(frozen=True)
@@ -54,7 +78,7 @@ class Kept:
         self._sizes = shapes["router"]
         self.router = Router([torch.empty(n) for n in self._sizes], None)
         self.coming = self._room()
-        self._has_counts = bool(shapes["counts"])
+        self.has_counts = bool(shapes["counts"])
         self._counts_shape = tuple(shapes["counts"])
 
     def _room(self) -> list[Tensor]:
@@ -70,12 +94,12 @@ class Kept:
     def log(self) -> list[Tensor]:
         """Where the log of a step arrives."""
         self.counts = torch.empty(self._counts_shape, dtype=torch.int64)
-        counts = [self.counts] if self._has_counts else []
+        counts = [self.counts] if self.has_counts else []
         return [*(group.grad for group in self.groups), *self.coming, *counts]
 
     def apply(self, rate: float | None, divisor: float) -> None:
         """The step of the log counts; `rate` None: it was skipped."""
-        learnt = self.counts if rate is not None and self._has_counts else None
+        learnt = self.counts if rate is not None and self.has_counts else None
         self.router, self.coming = Router(self.coming, learnt), self.router.state
         if rate is not None:
             self.optimizer.step(rate, divisor)
@@ -83,43 +107,77 @@ class Kept:
     @property
     def n_bytes(self) -> int:
         """Memory that it takes."""
-        tensors = [*self.state(), *(group.grad for group in self.groups)]
-        return sum(tensor.nbytes for tensor in tensors)
+        return size_of([*self.state(), *(group.grad for group in self.groups)])
+
+
+def own_log(trainer: Trainer) -> list[Tensor]:
+    """What a step whose gradients are whole needs besides the vote, in the order of `Kept.log`."""
+    counts = trainer.routing.packed_counts
+    grads = [group.grad for group in trainer.data.groups]
+    routers = [x.clone() for x in trainer.routing.state().values()]
+    return [*grads, *routers, *([] if counts is None else [counts])]
+
+
+def seed(trainer: Trainer) -> tuple[dict[str, Any], list[Tensor]]:
+    """What makes a `Kept` of a rank: its shapes, and its state in the order of `Kept.state`."""
+    groups, moments = trainer.data.groups, trainer.optimizer.moments
+    routers = list(trainer.routing.state().values())
+    layers = len(trainer.routing.layers)
+    shapes = {
+        "groups": [[group.master.numel(), group.decay_size] for group in groups],
+        "grad_dtype": str(groups[0].grad.dtype).removeprefix("torch."),
+        "router": [x.numel() for x in routers],
+        "counts": [layers, trainer.job.model.n_experts] if layers else [],
+        "updates": trainer.optimizer.updates_done,
+    }
+    state: list[Tensor] = []
+    for group, pair in zip(groups, moments, strict=True):
+        state += [group.master, *pair]
+    return shapes, [*state, *(x.clone() for x in routers)]
 
 
 class Mirror:
     """What a rank does for its wards, and for itself with its keeper. See `trainer.Redundancy`."""
 
     def __init__(
-        self, trainer: Trainer, world: FabricGroup, keeper: int, wards: tuple[int, ...]
+        self,
+        trainer: Trainer,
+        world: FabricGroup,
+        keeper: int,
+        wards: tuple[int, ...],
+        kept: dict[int, Kept],
     ) -> None:
+        """`kept` is what this rank holds of others already."""
         self._trainer, self._world, self._keeper = trainer, world, keeper
         self._wards = wards
-        self.kept: dict[int, Kept] = {}
-        self.seconds, self.steps = 0.0, 0  # spent for it, since last asked
+        self.kept = kept
+        self.cost = Cost()
 
     def log(self) -> None:
         """Send this rank's log and wait for those of its wards."""
         self._trainer.mesh.clock.enter(Phase.MIRROR)
         start = time.perf_counter()
-        ops = [self._world.send(x, self._keeper) for x in self._own_log() if x.numel()]
+        log = own_log(self._trainer)
+        ops = [self._world.send(x, self._keeper) for x in log if x.numel()]
+        self.cost.wire_bytes += size_of(log)
         for ward in self._wards:
             ops += self._receive(self.kept[ward].log(), ward)
         for op in ops:
             op.wait()
-        self.seconds += time.perf_counter() - start
+        self.cost.seconds += time.perf_counter() - start
 
-    def apply(self, rate: float | None, divisor: float) -> None:
+    def apply(self, rate: float | None, divisor: float) -> bool:
         """Make the wards' updates."""
         start = time.perf_counter()
         for kept in self.kept.values():
             kept.apply(rate, divisor)
-        self.seconds += time.perf_counter() - start
-        self.steps += 1
+        self.cost.seconds += time.perf_counter() - start
+        self.cost.steps += 1
+        return False
 
     def exchange(self, pairs: list[tuple[int, int]], rank: int) -> None:
         """For each (ward, keeper) of `pairs` the ward sends all that it has, and the keeper keeps
-        it; the state of all is that of the same step."""
+        it; the state of all is that of the same step. What is nobody's ward any more is dropped."""
         for ward, keeper in pairs:
             if keeper == rank:
                 self.kept.pop(ward, None)
@@ -127,7 +185,9 @@ class Mirror:
         alive: list[Tensor] = []  # until it has been sent
         for ward, _ in pairs:
             if ward == rank:
-                alive += self._seed()
+                shapes, state = seed(self._trainer)
+                data = torch.frombuffer(bytearray(json.dumps(shapes).encode()), dtype=torch.uint8)
+                alive += [torch.tensor([data.numel()]), data, *state]
         ops += [self._world.send(x, self._keeper) for x in alive if x.numel()]
         arrived: dict[int, Kept] = {}
         for ward, keeper in pairs:
@@ -136,42 +196,21 @@ class Mirror:
         for op in ops:
             op.wait()
         self.kept.update(arrived)
+        self.kept = {ward: self.kept[ward] for ward in self._wards}
 
     @property
     def n_bytes(self) -> int:
         """Memory that it takes on this rank."""
         return sum(kept.n_bytes for kept in self.kept.values())
 
-    def take_cost(self) -> tuple[int, float]:
-        """Bytes held for others, and seconds of a step since it was last asked."""
-        seconds = self.seconds / max(self.steps, 1)
-        self.seconds, self.steps = 0.0, 0
-        return self.n_bytes, seconds
+    @property
+    def wards(self) -> tuple[int, ...]:
+        """The ranks whose state can be had from here."""
+        return tuple(self.kept)
 
-    def _own_log(self) -> list[Tensor]:
-        trainer = self._trainer
-        counts = trainer.routing.packed_counts
-        grads = [group.grad for group in trainer.data.groups]
-        routers = [x.clone() for x in trainer.routing.state().values()]
-        return [*grads, *routers, *([] if counts is None else [counts])]
-
-    def _seed(self) -> list[Tensor]:
-        trainer = self._trainer
-        groups, moments = trainer.data.groups, trainer.optimizer.moments
-        routers = list(trainer.routing.state().values())
-        layers = len(trainer.routing.layers)
-        shapes = {
-            "groups": [[group.master.numel(), group.decay_size] for group in groups],
-            "grad_dtype": str(groups[0].grad.dtype).removeprefix("torch."),
-            "router": [x.numel() for x in routers],
-            "counts": [layers, trainer.job.model.n_experts] if layers else [],
-            "updates": trainer.optimizer.updates_done,
-        }
-        data = torch.frombuffer(bytearray(json.dumps(shapes).encode()), dtype=torch.uint8)
-        state: list[Tensor] = []
-        for group, pair in zip(groups, moments, strict=True):
-            state += [group.master, *pair]
-        return [torch.tensor([data.numel()]), data, *state, *(x.clone() for x in routers)]
+    def take_cost(self) -> Cost:
+        """What it has taken since it was last asked."""
+        return self.cost.take(self.n_bytes)
 
     def _take_seed(self, ward: int) -> Kept:
         size = torch.zeros(1, dtype=torch.int64)

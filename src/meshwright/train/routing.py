@@ -57,8 +57,12 @@ class Routing:
 
     def learn_from(self, packed: Tensor) -> None:
         """`learn` from the `packed_counts` of another rank of the stage."""
-        self._counts = dict(zip(self.layers, packed, strict=True))
+        self.expect(packed)
         self.learn()
+
+    def expect(self, packed: Tensor) -> None:
+        """Take `packed_counts` for those of the step under way."""
+        self._counts = dict(zip(self.layers, packed, strict=True))
 
     def seed(self) -> None:
         """Loads of the first step, from a forward pass over its own tokens."""

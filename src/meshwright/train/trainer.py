@@ -32,8 +32,9 @@ class Redundancy(Protocol):
     def log(self) -> None:
         """This rank's gradients are whole, and the vote is next. Raises Interrupted."""
 
-    def apply(self, rate: float | None, divisor: float) -> None:
-        """The step counts, at learning rate `rate`; None: it was skipped. Asks nobody."""
+    def apply(self, rate: float | None, divisor: float) -> bool:
+        """The step counts, at learning rate `rate`; None: it was skipped. Whether this rank's own
+        update was made as well. Never raises Interrupted."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Trainer:
         self.applied = 0  # steps that are in the weights, skipped ones included
         self.reduced: int | None = None  # the step whose summed gradients are whole here
         self.agreed: tuple[int, Vote] | None = None  # the last step that was voted on, from 0
-        self._seeded_before = False
+        self.seeded_before = False  # what `abandon` goes back to
         self.own: OwnWork | None = None
         self.inside = False  # at what only ranks of this replica take part in
         self.stale = True  # the weights in use have not followed the masters yet
@@ -116,7 +117,7 @@ class Trainer:
     def _own_gradients(self, batches: Tensor, step: int, scale: float) -> StepSums:
         """Those of this rank's replica; their sums over replicas have begun."""
         draws = self._draws(batches, step)
-        self._seeded_before = self.routing.seeded
+        self.seeded_before = self.routing.seeded
         if self.routing.needs_seed:
             self._count_only(batches, draws)
             self.routing.seed()
@@ -150,15 +151,15 @@ class Trainer:
         if self._gradient_scale != scale:
             self.data.forget_compression_losses()
         self.applied = step + 1
-        self.routing.seeded = self._seeded_before = True
+        self.routing.seeded = self.seeded_before = True
         settings = self.job.optimizer
         rate = learning_rate(settings, step, self.job.job.steps) if agreed.finite else None
         divisor = gradient_divisor(agreed, settings.grad_clip, scale) if agreed.finite else 1.0
-        if self.redundancy is not None:
-            self.redundancy.apply(rate, divisor)
+        made = self.redundancy is not None and self.redundancy.apply(rate, divisor)
         if rate is None:
             return False
-        self.optimizer.step(rate, divisor)
+        if not made:
+            self.optimizer.step(rate, divisor)
         self.stale = True
         self.routing.learn()
         return True
@@ -171,7 +172,7 @@ class Trainer:
         torch.set_grad_enabled(True)  # whatever block has been left by an exception in its exit
         self.pipeline.abandon()
         self.data.abandon()
-        self.routing.seeded = self._seeded_before
+        self.routing.seeded = self.seeded_before
         for model in self.stages.values():
             model.zero_grad(set_to_none=True)
 

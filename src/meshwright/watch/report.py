@@ -20,6 +20,7 @@ from meshwright.watch.formats import duration, percent, si, size
 from meshwright.watch.happenings import event_rows
 from meshwright.watch.history import RunHistory, read_run
 from meshwright.watch.layout_words import layout_facts
+from meshwright.watch.redundancy import redundancy_words
 from meshwright.watch.summary import nonfinite_steps, split_by_rank, summary
 
 _EVENT_ROWS = 400
@@ -170,6 +171,8 @@ def split_words(run: dict[str, Any]) -> list[str]:
     if shares := run["time_split"]:
         parts = ", ".join(f"{part.replace('_', ' ')} {percent(s)}" for part, s in shares.items())
         found.append(f"The mean rank spends its time on: {parts}.")
+    if kept := run["redundancy"]:
+        found.append(f"Redundancy: {redundancy_words(kept)}.")
     if sent := run["gradient_bytes"]:
         found.append(
             f"Gradients: {size(sent['sent'])} sent, {size(sent['saved'])} saved "

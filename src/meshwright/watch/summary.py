@@ -11,6 +11,7 @@ from typing import Any, Literal
 from meshwright.base.events import Kind, RankProfile
 from meshwright.watch.experts import fullest
 from meshwright.watch.history import Evaluation, JsonObject, RunHistory
+from meshwright.watch.redundancy import redundancy
 
 Status = Literal["not started", "running", "interrupted", "failed", "finished"]
 
@@ -192,6 +193,7 @@ def summary(history: RunHistory) -> dict[str, Any]:
         "time_split_by_rank": [{"rank": s.rank, **_named(s.shares)} for s in splits],
         "gradient_bytes": gradient_bytes(history.profiles),
         "expert_load": _expert_load(history),
+        "redundancy": redundancy(history.events),
         "skipped_steps": list(history.skipped_steps),
         "nonfinite_steps": nonfinite_steps(history),
         "unreadable_lines": history.unreadable_lines,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -129,7 +130,7 @@ def test_case_17_one_fault_among_many_ranks_is_one_takeover() -> None:
     many = Muster(make_job(48, cluster={"spares": 2, "nodes": 8}))
     for seed in range(5):
         world = Simulation(seed, many, steps=24)
-        world.clock.after(8.0, lambda world=world: world.kill(17))
+        world.clock.after(8.0, partial(world.kill, 17))
         end = world.play(limit_s=4000.0)
         assert (end.step, end.takeovers, end.replaced) == (24, 1, [17])
 

@@ -39,10 +39,13 @@ class Operation:
 
     __slots__ = ("_fabric", "inside", "missing", "then")
 
-    def __init__(self, fabric: Fabric, inside: bool) -> None:
-        self._fabric, self.inside = fabric, inside
-        self.then: Callable[[], object] | None = None
+    def __init__(
+        self, fabric: Fabric, then: Callable[[], object] | None = None, inside: bool = False
+    ) -> None:
+        """Until it has `begun`, no table comes in between."""
+        self._fabric, self.then, self.inside = fabric, then, inside
         self.missing = 1  # until all have been begun: see `begun`
+        fabric.hold()
 
     def begun(self) -> Operation:
         """Nothing more will be asked for, but by `then`."""
@@ -93,7 +96,7 @@ class Fabric:
     ) -> None:
         self.member, self.orders = member, orders
         self.table = Table(0, {}, {})
-        self.rank = -1
+        self.rank = self._place = -1
         # What to do with a new table where the operation that is waited for, if any, is inside;
         # false: nothing has been done, and it interrupts.
         self.in_place: Callable[[Table], bool] = lambda _: False
@@ -130,6 +133,7 @@ class Fabric:
         what was inside."""
         self.table = table
         self.rank = -1 if (rank := table.rank_of(self.member)) is None else rank
+        self._place = -1 if (place := table.place_of(self.member)) is None else place
         if keep_inside:
             self._forget_old()
         else:
@@ -181,15 +185,18 @@ class Fabric:
         return None
 
     def operation(self, inside: bool = False) -> Operation:
-        """Something new to wait for. Until it has `begun`, no table comes in between."""
+        """Something new to wait for. Raises Interrupted."""
         self.look()
-        self._busy += 1
         if self._pulse is not None:
             self._pulse.begin()
-        return Operation(self, inside)
+        return Operation(self, inside=inside)
+
+    def hold(self) -> None:
+        """Let no table come in between."""
+        self._busy += 1
 
     def let_go(self) -> None:
-        """An operation has begun."""
+        """It may."""
         self._busy -= 1
 
     @contextmanager
@@ -203,13 +210,13 @@ class Fabric:
             self._busy -= 1
 
     def send(self, op: Operation, rank: int, channel: int, sequence: int, data: memoryview) -> None:
-        """Send `data` to `rank`; it must stay as it is until `op` is done."""
+        """Send `data` to `rank` (or any place); it must stay as it is until `op` is done."""
         self._busy += 1
         try:
             self._send(
                 op,
-                self.table.members[rank],
-                Key(self.epoch_of(op.inside), self.rank, channel, sequence),
+                self.table.places[rank],
+                Key(self.epoch_of(op.inside), self._place, channel, sequence),
                 data,
             )
         finally:
@@ -256,7 +263,7 @@ class Fabric:
         if self._pulse is not None:
             sources = (key.source for key, (_, of) in self._posted.items() if of is op)
             source = next(sources, None)
-            self._pulse.wait(None if source is None else self.table.members.get(source))
+            self._pulse.wait(None if source is None else self.table.places.get(source))
 
     def look(self) -> None:
         """Take in what has come, if nobody has for a while. Raises Interrupted."""
@@ -289,7 +296,7 @@ class Fabric:
     def place_for(self, key: Key, n_bytes: int, member: int) -> memoryview:
         """See `streams.Receiver`."""
         if self._is_old(key) or (
-            key.epoch <= self.epoch and self.table.members.get(key.source) != member
+            key.epoch <= self.epoch and self.table.places.get(key.source) != member
         ):
             return memoryview(bytearray(n_bytes))
         if (post := self._posted.get(key)) is not None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fcntl import F_GETFL, F_SETFL, F_SETOWN, fcntl
+from functools import cached_property
 from typing import Any
 
 _READ_BYTES = 1 << 16
@@ -20,7 +21,11 @@ class Table:
     `lost` are new in their place and have no state. `resize` has the `layout` of a job that goes
     on with other ranks; None: the ranks are those of the table before. `through`: all go by way of
     a `folder` in memory, which they save to and wait (`saving`), or have begun from, at `step` in
-    another `layout`.
+    another `layout`. `shadows` has the member without a rank that shadows each rank, `homes` the
+    node of each member.
+
+    Whoever has a place can be written to: ranks, and after them, in order of their numbers, the
+    members that shadow.
     """
 
     epoch: int
@@ -29,6 +34,8 @@ class Table:
     lost: tuple[int, ...] = ()
     resize: Mapping[str, Any] | None = None
     through: Mapping[str, Any] | None = None
+    shadows: Mapping[int, int] = field(default_factory=dict)
+    homes: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, order: Mapping[str, Any]) -> Table:
@@ -40,11 +47,29 @@ class Table:
             lost=tuple(order.get("lost", ())),
             resize=order.get("resize"),
             through=order.get("through"),
+            shadows={int(rank): member for rank, member in order.get("shadows", {}).items()},
+            homes={int(member): node for member, node in order.get("homes", {}).items()},
         )
 
     def rank_of(self, member: int) -> int | None:
         """The rank that `member` holds; None: it is a spare."""
         return next((rank for rank, held_by in self.members.items() if held_by == member), None)
+
+    @cached_property
+    def places(self) -> Mapping[int, int]:
+        """The member at each place."""
+        shadows = sorted(set(self.shadows.values()))
+        return {**self.members, **dict(enumerate(shadows, start=len(self.members)))}
+
+    def place_of(self, member: int) -> int | None:
+        """The inverse of `places`."""
+        return next((place for place, found in self.places.items() if found == member), None)
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """The node of each rank; none where they are not known."""
+        found = [self.homes.get(self.members[rank]) for rank in range(len(self.members))]
+        return () if None in found else tuple(node for node in found if node is not None)
 
 
 class Interrupted(Exception):  # noqa: N818 (no error: the way out of whatever was waited for)

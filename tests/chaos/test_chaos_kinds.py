@@ -1,0 +1,123 @@
+"""Shadows and parities: ranks, spares and keepers die at every moment, and no bit changes.
+
+CHAOS=all tries every layout with every kind.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import test_chaos_members as scene
+from chaos_orchestra import Orchestra, Said
+from test_chaos_members import stage, tokens  # noqa: F401 (fixtures)
+
+from meshwright.base.events import Kind
+
+scene.LAYOUTS.update(
+    {
+        "zero3": (scene.DENSE, {"dp_shard": 4, "zero": 3, "micro_batch": 4}),
+        "fp16": (scene.DENSE, {"dp_shard": 4, "zero": 3, "precision": "fp16", "micro_batch": 4}),
+        "tensor": (scene.DENSE, {"tp": 2, "pp": 2, "micro_batch": 8}),
+    }
+)
+ALL = ["zero1", "zero2", "zero3", "fp16", "tensor", "experts", "pipelined experts", "fsdp"]
+BY_DEFAULT = ["shadow zero1", "shadow fp16", "parity zero3", "parity pipelined experts"]
+EVERY = [f"{kind} {layout}" for kind in ("shadow", "parity") for layout in ALL]
+
+
+def _fault(member: int, step: int, phase: str, times: int = 1) -> dict[str, Any]:
+    return {"member": member, "step": step, "phase": phase, "times": times}
+
+
+@pytest.mark.parametrize("name", EVERY if os.environ.get("CHAOS") == "all" else BY_DEFAULT)
+def test_a_loss_at_every_moment_of_a_step(stage: Any, name: str) -> None:  # noqa: F811
+    here, plain = stage(name)
+    last = here.world - 1
+    faults = [
+        _fault(0, 3, "forward"),
+        _fault(last, 4, "backward"),
+        _fault(1, 5, "reduce"),
+        _fault(2, 6, "mirror"),
+        _fault(here.world, 7, "vote"),  # who took rank 0
+        _fault(here.world + 1, 8, "optimizer"),
+        _fault(here.world + 2, 9, "optimizer", times=2),  # in its middle, with parity
+    ]
+    ended, orchestra = here.play(faults, spares=8)
+    assert ended == plain
+    assert len(orchestra.takeovers) >= 6  # not all get as far as their second flat group
+    if name.startswith("shadow"):
+        assert all(taken.by_shadow == taken.lost for taken in orchestra.takeovers)
+
+
+def test_every_kind_trains_the_same(stage: Any) -> None:  # noqa: F811
+    assert stage("shadow zero1")[1] == stage("zero1")[1]
+    assert stage("parity zero3")[1] == stage("zero3")[1]
+
+
+def test_one_spare_shadows_all_and_then_the_ranks_keep_each_others_state(stage: Any) -> None:  # noqa: F811
+    here, plain = stage("shadow zero1")
+    faults = [_fault(1, 4, "vote"), _fault(2, 7, "optimizer")]
+
+    def another(orchestra: Orchestra, said: Said) -> None:
+        if said["kind"] == Kind.PROGRESS and said["step"] == 6 and len(orchestra.players) == 5:
+            assert not orchestra.shadows
+            orchestra.launch(5)
+
+    ended, orchestra = here.play(faults, spares=1, on_said=another)
+    assert ended == plain
+    assert orchestra.takeovers[0].by_shadow == [1]
+
+
+def _kill_at(step: int, members: list[int]) -> Callable[[Orchestra, Said], None]:
+    left = list(members)
+
+    def kill(orchestra: Orchestra, said: Said) -> None:
+        while left and said["kind"] == Kind.PROGRESS and said["step"] == step:
+            orchestra.kill(left.pop())
+
+    return kill
+
+
+def test_two_ranks_of_one_shadow_at_once(stage: Any) -> None:  # noqa: F811
+    """It takes one, and gives the other's state to the next spare."""
+    here, plain = stage("shadow zero1")
+    assert here.play(spares=2, on_said=_kill_at(6, [0, 2]))[0] == plain
+
+
+@pytest.mark.parametrize("phase", ["mirror", "optimizer"])
+def test_a_shadow_that_dies_is_replaced(stage: Any, phase: str) -> None:  # noqa: F811
+    here, plain = stage("shadow zero1")
+    faults = [_fault(4, 4, phase), _fault(0, 7, "vote")]
+    ended, orchestra = here.play(faults, spares=3)
+    assert ended == plain
+    assert [taken.by_shadow for taken in orchestra.takeovers] == [[0]]
+
+
+def test_one_process_and_its_shadow(stage: Any) -> None:  # noqa: F811
+    here, plain = stage("shadow alone")
+    ended, _ = here.play([_fault(0, 4, "vote"), _fault(1, 7, "optimizer")], spares=2)
+    assert ended == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "members"),
+    [("shadow zero1", [1, 5]), ("parity zero3", [0, 1]), ("parity zero3", [0, 3])],
+    ids=["a rank and its shadow", "two of a parity", "one and the keeper"],
+)
+def test_what_nobody_has_any_more_ends_the_run_with_one_line(
+    stage: Any,  # noqa: F811
+    name: str,
+    members: list[int],
+) -> None:
+    here, _ = stage(name)
+    with pytest.raises(AssertionError, match=r"rank \d is lost, and with it everybody who kept"):
+        here.play(spares=4, on_said=_kill_at(6, members))
+
+
+def test_a_keeper_of_a_parity_dies(stage: Any) -> None:  # noqa: F811
+    here, plain = stage("parity pipelined experts")
+    faults = [_fault(3, 4, "optimizer"), _fault(0, 6, "backward"), _fault(4, 6, "takeover", 2)]
+    assert here.play(faults, spares=4)[0] == plain
