@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,20 +15,22 @@ from test_chaos_members import LAYOUTS, STEPS, stage, tokens  # noqa: F401 (fixt
 
 from meshwright.base.events import Kind
 from meshwright.plan.job import Job
-from meshwright.plan.resilience import keeping
+from meshwright.plan.resilience import Redundancy, keeping
 
 SCHEDULES = int(os.environ.get("MESHWRIGHT_CHAOS_SCHEDULES", "6"))
 PHASES = ("data", "forward", "backward", "reduce", "vote", "optimizer", "mirror", "checkpoint")
+_KINDS: tuple[Redundancy, ...] = ("auto", "mirror", "shadow", "parity")
 SURVIVORS = [name for name in LAYOUTS if name != "alone"]
 
 
-def _victims(job: dict[str, Any], dice: random.Random) -> list[int]:
+def _victims(job: dict[str, Any], kind: Redundancy, dice: random.Random) -> list[int]:
     """Up to three ranks of which none is the only one that keeps another's state."""
     layout = Job.model_validate(job).layout
-    kept = keeping(layout, "auto", bool(job["model"]["n_experts"]))
+    kept = keeping(layout, kind, bool(job["model"]["n_experts"]), shadowed=True)
     chosen: list[int] = []
     for rank in dice.sample(range(layout.world), dice.randrange(1, 4)):
-        near = {*kept.twins[rank], kept.keepers.get(rank, rank), *kept.wards(rank)}
+        near = {*kept.twins[rank], *kept.group_of(rank), kept.keepers.get(rank, rank)}
+        near |= set(kept.wards(rank))
         if not near.intersection(chosen):
             chosen.append(rank)
     return chosen
@@ -38,7 +41,10 @@ def test_random_losses_change_no_bit(stage: Any, seed: int) -> None:  # noqa: F8
     dice = random.Random(seed)
     name = dice.choice(SURVIVORS)
     here, plain = stage(name)
-    victims = _victims(here.args["job"], dice)
+    kind: Redundancy = dice.choice(_KINDS)
+    job = {**here.args["job"], "resilience": {**here.args["job"]["resilience"], "redundancy": kind}}
+    here = replace(here, args={**here.args, "job": job})
+    victims = _victims(job, kind, dice)
     armed, timed = victims[: dice.randrange(len(victims) + 1)], []
     faults = [
         {
@@ -63,4 +69,4 @@ def test_random_losses_change_no_bit(stage: Any, seed: int) -> None:  # noqa: F8
                 orchestra.kill(moment[2])
 
     ended, _ = here.play(faults, spares=len(victims), on_said=strike)
-    assert ended == plain, f"{name}, {faults}, {victims}"
+    assert ended == plain, f"{name}, {kind}, {faults}, {victims}"
