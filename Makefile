@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup train check test test-all validate golden docs bench
+.PHONY: setup train check test test-all chaos validate golden docs bench
 
 setup: $(READY)
 
@@ -43,6 +43,10 @@ test-all: check
 	PARITY=all PARITY_TABLE=docs/parity.md $(BIN)/pytest $(RANKS)
 	$(BIN)/pytest -n 2 --dist loadfile $(COMMANDS)
 	$(BIN)/pytest tests/chaos
+
+# Every layout with every kind of redundancy, with losses at every moment of a step.
+chaos: setup
+	CHAOS=all $(BIN)/pytest tests/chaos
 
 # Predicts the published runs of ../shared again, and writes the table of validation/RESULTS.md anew.
 validate: setup
