@@ -127,3 +127,14 @@ def test_a_keeper_of_a_parity_dies(stage: Any) -> None:  # noqa: F811
     here, plain = stage("parity zero3")
     faults = [_fault(3, 4, "optimizer"), _fault(0, 6, "backward"), _fault(4, 6, "takeover", 2)]
     assert here.play(faults, spares=4)[0] == plain
+
+
+@deep
+def test_a_shadow_that_differs_is_found_and_gets_the_state_anew(stage: Any) -> None:  # noqa: F811
+    here, plain = stage("shadow fp16")
+    harm = {**_fault(4, 6, "mirror"), "kind": "corrupt", "element": 5}
+    said: list[Said] = []
+    ended, _ = here.play([harm], spares=1, on_said=lambda _, one: said.append(one))
+    assert ended == plain
+    found = [(one["rank"], one["step"]) for one in said if one["kind"] == Kind.CORRUPT]
+    assert found == [(0, 9)]
