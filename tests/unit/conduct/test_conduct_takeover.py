@@ -384,11 +384,10 @@ def test_the_last_rank_may_die_while_its_shadow_lives() -> None:
 
 
 def test_mirrors_that_end_up_on_one_node_are_spoken_of() -> None:
-    sections = {
-        "layout": {"dp_replicate": 1, "dp_shard": 4},
-        "resilience": {"redundancy": "mirror"},
-    }
-    muster = Muster(make_job(4, cluster={"spares": 2, "nodes": 2}, **sections))
+    cluster = {"ref": "local:4", "spares": 2, "nodes": 2}
+    layout = {"dp_replicate": 1, "dp_shard": 4}
+    resilience = {"redundancy": "mirror"}
+    muster = Muster(make_job(4, cluster=cluster, layout=layout, resilience=resilience))
     state = running(muster)
     away = [member for member in state.table if state.members[member].node == 0]
     assert len(away) == 2
