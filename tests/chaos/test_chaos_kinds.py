@@ -138,3 +138,17 @@ def test_a_shadow_that_differs_is_found_and_gets_the_state_anew(stage: Any) -> N
     assert ended == plain
     found = [(one["rank"], one["step"]) for one in said if one["kind"] == Kind.CORRUPT]
     assert found == [(0, 9)]
+
+
+@deep
+@pytest.mark.parametrize("kind", ["shadow", "parity"])
+def test_fewer_replicas_and_a_loss_of_one_of_them(stage: Any, kind: str) -> None:  # noqa: F811
+    here, plain = stage(f"{kind} twins")
+
+    def with_fewer(orchestra: Orchestra, said: Said) -> None:
+        begun = said["kind"] == Kind.PROGRESS and said["step"] == 4
+        if begun and len(orchestra.members) == 8:
+            orchestra.order({0: 0, 1: 1, 2: 6, 3: 7}, [])
+
+    ended, _ = here.play([_fault(6, 7, "optimizer")], spares=2, on_said=with_fewer)
+    assert ended.losses == pytest.approx(plain.losses, rel=1e-5)
