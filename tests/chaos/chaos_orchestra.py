@@ -79,6 +79,7 @@ class Orchestra:
         self.through: dict[str, Any] | None = None  # what every later table says
         self.shadow = args["job"]["resilience"]["redundancy"] == "shadow"
         self.shadows: dict[int, int] = {}
+        self._ranks: set[int] = set()  # of the table before
         self.homes = {n: n % nodes for n in range(64)}
         self.on_said: Callable[[Orchestra, Said], object] = lambda _o, _s: None
         self._deadline_s = time.monotonic() + bound_s
@@ -207,10 +208,10 @@ class Orchestra:
         to: Sequence[Player] | None = None,
     ) -> None:
         """Give out a table; `to` all by default."""
-        self.epoch, self.members = self.epoch + 1, members
+        self._ranks, self.epoch, self.members = set(self.members), self.epoch + 1, members
         alive = {p.number: p for p in self.players.values() if p.alive}
         nodes = [self.homes[members[rank]] for rank in range(len(members))]
-        dealt = {} if resize else self.shadows
+        dealt = self.shadows if len(members) == len(self._ranks) else {}
         self.shadows = deal(nodes, self.free, self.homes, dealt) if self.shadow else {}
         table = {
             "op": "table",

@@ -24,7 +24,7 @@ from meshwright.plan.job import resolve_job
 from meshwright.train import batches, loop, member, recovery
 from meshwright.train.fabric.fabric import Fabric
 
-ALL = "MESHWRIGHT_CHAOS_SCHEDULES" in os.environ  # `make chaos`
+ALL = os.environ.get("CHAOS") == "all"  # `make chaos`
 
 
 def few(every: list[Any], count: int) -> list[Any]:

@@ -17,7 +17,7 @@ from meshwright.base.events import Kind
 from meshwright.plan.job import Job
 from meshwright.plan.resilience import Redundancy, keeping
 
-SCHEDULES = int(os.environ.get("MESHWRIGHT_CHAOS_SCHEDULES", "6"))
+SCHEDULES = 240 if os.environ.get("CHAOS") == "all" else 4
 PHASES = ("data", "forward", "backward", "reduce", "vote", "optimizer", "mirror", "checkpoint")
 _KINDS: tuple[Redundancy, ...] = ("auto", "mirror", "shadow", "parity")
 SURVIVORS = [name for name in LAYOUTS if name != "alone"]

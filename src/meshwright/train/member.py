@@ -37,6 +37,7 @@ from meshwright.train.inputs import TrainArgs, first_step, open_inputs, start
 from meshwright.train.keepers import Keeper, arm, share_said, take_over, takes_from
 from meshwright.train.loop import Progress, StopFlag, TrainLoop, something_follows
 from meshwright.train.mesh import Mesh, build_mesh
+from meshwright.train.optim import Updated
 from meshwright.train.parity import Parity
 from meshwright.train.precision.apply import COMPUTE_DTYPES
 from meshwright.train.rebuild import help_rebuild, rebuild
@@ -509,9 +510,11 @@ class Member:
         return mesh
 
     def _corrupt(self, fault: Fault) -> None:
-        """Flip a bit, as a faulty chip does."""
-        assert self._loop is not None
-        group = self._loop.trainer.data.groups[0]
+        """Flip a bit, as a faulty chip does; a spare, of what it shadows."""
+        if self._loop is None:
+            group: Updated = next(iter(self._shadow.held.values())).kept.groups[0]
+        else:
+            group = self._loop.trainer.data.groups[0]
         flat = group.master if fault.what == "weight" else group.grad
         flat.view(torch.int32)[fault.element] ^= 1 << 29
 

@@ -174,7 +174,7 @@ class Parity:
         self.was, self._whole = {}, True
 
     def take_cost(self) -> Cost:
-        """What it has taken since it was last asked; the update itself counts as well."""
+        """What it has taken since it was last asked, but for this rank's own update."""
         return self.cost.take(sum(one.n_bytes for one in self.sums.values()))
 
     def as_of(self, applied: int, done: int, index: int) -> Pieces:
@@ -252,7 +252,9 @@ class Parity:
         """Make the step of one flat group, and keep what it was."""
         grad = self._trainer.data.groups[index].grad
         self.was[index] = [x.clone() for x in (*self._state(index), grad)]
+        start = time.perf_counter()
         self._trainer.optimizer.step_group(index, rate, divisor)
+        self.cost.seconds -= time.perf_counter() - start
         self._updated = index + 1
 
     def _change(self, index: int, rate: float, divisor: float) -> Pieces:

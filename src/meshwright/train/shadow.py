@@ -68,7 +68,7 @@ class Shadowed:
         # Had the step not begun, nothing would have seeded the routers in it.
         words = {**state_words(trainer), "seeded": trainer.seeded_before}
         asked: dict[str, Any] = {"step": step, "words": words}
-        if step and not step % _COMPARE_EVERY:
+        if (step + 1) % _COMPARE_EVERY == 0:
             asked["sum"] = state_checksum(trainer.data.groups, trainer.optimizer.moments)
         log = own_log(trainer)
         while not self._is_there(asked, log):

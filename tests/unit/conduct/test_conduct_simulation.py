@@ -100,6 +100,14 @@ def test_changes_of_the_layout_amid_faults() -> None:
     assert relaid > SCHEDULES / 4
 
 
+def test_dealing_out_shadows_ends_and_breaks_no_rule_either() -> None:
+    kind = {"redundancy": "shadow"}
+    muster = Muster(make_job(6, cluster={"spares": 2, "nodes": 3}, resilience=kind))
+    ends = [play(muster, seed) for seed in range(SCHEDULES // 4)]
+    assert all(end.stage is Stage.OVER for end in ends)
+    assert sum(end.failure is None for end in ends) > 0.96 * len(ends)
+
+
 @pytest.mark.parametrize("cut_s", [30.0, 120.0, 600.0])
 def test_a_cut_control_link_restarts_nobody_and_is_told_once(cut_s: float) -> None:
     world = Simulation(1, SPARES, steps=2000)

@@ -59,14 +59,15 @@ def play(state: State, events: Sequence[Event], now_s: float) -> tuple[State, li
 
 
 def running(muster: Muster = MUSTER) -> State:
-    """A run that is under way, all members of it up."""
+    """A run that is under way, all members of it up, and shadows dealt out."""
     state = muster.first_state(0.0, 0)
     nodes = [NodeUp(node, muster.slots(node), frozenset()) for node in range(muster.nodes)]
     state, _ = play(state, nodes, 0.0)
     for member in state.members:
         state, _ = play(state, [Up(member, (f"a{member}",)), Ready(member)], 1.0)
-    for member in state.table:
-        state, _ = play(state, [Executing(member, 1, 0)], 2.0)
+    for epoch in (1, 2):
+        for member in state.table:
+            state, _ = play(state, [Executing(member, epoch, 0)], 2.0)
     assert state.stage is Stage.RUNNING
     return state
 
@@ -327,3 +328,71 @@ def test_what_a_cluster_cannot_have(section: dict[str, int], message: str) -> No
     with pytest.raises(ConfigError, match=message):
         make_job(8, cluster=section)
     make_job(8, cluster={"spares": 4, "nodes": 8})
+
+
+def shadowed(nodes: int = 2) -> State:
+    """A run with two spares that shadow its four ranks."""
+    cluster = {"spares": 2, "nodes": nodes}
+    state = running(Muster(make_job(4, cluster=cluster, resilience={"redundancy": "shadow"})))
+    assert state.epoch == 2 and state.table == (0, 1, 2, 3)  # the first had no ready spares
+    return state
+
+
+def test_spares_shadow_the_ranks_of_other_nodes() -> None:
+    state = shadowed()
+    node = {number: member.node for number, member in state.members.items()}
+    assert sorted(state.shadows) == [0, 1, 2, 3] and set(state.shadows.values()) == {4, 5}
+    assert all(node[spare] != node[rank] for rank, spare in state.shadows.items())
+    assert not play(state, [Tick()], 2.5)[1]
+
+
+def test_a_lost_rank_goes_to_its_shadow_and_the_other_takes_on_the_rest() -> None:
+    state = shadowed()
+    spare = state.shadows[3]
+    other = ({4, 5} - {spare}).pop()
+    state, actions = play(state, [killed(3)], 10.0)
+    [table] = tables(actions)
+    assert table.members == (0, 1, 2, spare) and set(table.shadows.values()) == {other}
+    assert Kind.ADVICE in kinds(actions)  # some rank has its shadow on its own node now
+
+
+def test_a_shadow_that_dies_is_replaced_at_once_by_those_that_are_left() -> None:
+    state = shadowed()
+    state, actions = play(state, [killed(5)], 10.0)
+    [table] = tables(actions)
+    assert table.members == state.table == (0, 1, 2, 3)
+    assert set(table.shadows.values()) == {4}
+    kept = {rank for rank, member in shadowed().shadows.items() if member == 4}
+    assert all(table.shadows[rank] == 4 for rank in kept)
+
+
+def test_without_a_spare_the_ranks_keep_each_other_and_that_is_said() -> None:
+    state, _ = play(shadowed(), [killed(5)], 10.0)
+    state, _ = play(state, [Executing(m, 3, 6) for m in state.table], 10.1)
+    state, actions = play(state, [killed(4)], 10.2)
+    [table] = tables(actions)
+    assert not table.shadows
+    [said] = [a.fields["advice"] for a in actions if isinstance(a, Record)]
+    assert said.startswith("no spare is left to shadow the ranks")
+
+
+def test_the_last_rank_may_die_while_its_shadow_lives() -> None:
+    cluster = {"spares": 1}
+    state = running(Muster(make_job(1, cluster=cluster, resilience={"redundancy": "shadow"})))
+    state, actions = play(state, [killed(0)], 10.0)
+    assert [table.members for table in tables(actions)] == [(1,)]
+
+
+def test_mirrors_that_end_up_on_one_node_are_spoken_of() -> None:
+    cluster = {"ref": "local:4", "spares": 2, "nodes": 2}
+    layout = {"dp_replicate": 1, "dp_shard": 4}
+    resilience = {"redundancy": "mirror"}
+    muster = Muster(make_job(4, cluster=cluster, layout=layout, resilience=resilience))
+    state = running(muster)
+    away = [member for member in state.table if state.members[member].node == 0]
+    assert len(away) == 2
+    spares = [m for m in (4, 5) if state.members[m].node == 1]
+    state, actions = play(state, [killed(away[0]), killed(away[1])], 10.0)
+    said = [a.fields["advice"] for a in actions if isinstance(a, Record) and "advice" in a.fields]
+    on_one = {state.members[member].node for member in state.table} == {1}
+    assert on_one == any("all ranks are on node 1" in line for line in said), spares

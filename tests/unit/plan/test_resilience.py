@@ -66,7 +66,7 @@ def test_auto_takes_what_costs_nothing_where_it_is_enough() -> None:
     [
         ({"dp_shard": 2}, "twin", "rank 0 of fsdp2 has no twin; use mirror"),
         ({}, "mirror", "no other to keep its state"),
-        ({"dp_replicate": 2}, "parity", "not in this version"),
+        ({}, "parity", "use none, or shadow with a spare"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(axes: dict[str, Any], kind: Redundancy, words: str) -> None:
@@ -81,3 +81,34 @@ def test_state_that_cannot_be_given_to_others_is_refused(axes: dict[str, Any]) -
     with pytest.raises(ConfigError, match="redundancy to none"):
         check_survivable(Layout(dp_replicate=2, **axes))
     check_survivable(Layout(dp_replicate=2, grad_compression="fp8"))
+
+
+def test_a_shadow_needs_a_spare_and_without_one_left_it_is_auto() -> None:
+    assert keeping(Layout(dp_shard=2), "shadow", experts=False, shadowed=True).kind == "shadow"
+    assert keeping(Layout(dp_shard=2), "shadow", experts=False).kind == "mirror"
+    assert keeping(Layout(dp_replicate=2), "shadow", experts=False).kind == "twin"
+
+
+def test_a_copy_is_on_another_node_wherever_ranks_are() -> None:
+    for nodes in ((0, 0, 0, 1), (0, 1, 0, 1), (1, 1, 0, 0), (0, 1, 2, 0)):
+        found = keeping(Layout(dp_shard=4), "mirror", experts=False, nodes=nodes)
+        assert all(nodes[rank] != nodes[keeper] for rank, keeper in found.keepers.items()), nodes
+
+
+def test_a_parity_makes_one_lost_rank_again_and_not_two() -> None:
+    found = keeping(Layout(dp_shard=4, pp=2), "parity", experts=False)
+    assert found.parity == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert found.keepers[0] >= 4 > found.keepers[4]
+    keeper = found.keepers[0]
+    everybody = {rank: found.wards(rank) for rank in range(8)}
+    one = {rank: wards for rank, wards in everybody.items() if rank != 1}
+    assert found.source(1, one) == keeper
+    two = {rank: wards for rank, wards in one.items() if rank != 2}
+    assert found.source(1, two) is None and found.source(2, two) is None
+    without = {rank: wards for rank, wards in one.items() if rank != keeper}
+    assert found.source(1, without) is None
+
+
+@pytest.mark.parametrize("axes", [{"dp_shard": 2}, {"pp": 2}], ids=["two ranks", "one a stage"])
+def test_a_parity_of_one_rank_is_a_mirror(axes: dict[str, Any]) -> None:
+    assert keeping(Layout(**axes), "parity", experts=False).kind == "mirror"

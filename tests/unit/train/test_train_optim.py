@@ -8,6 +8,7 @@ from train_groups import flat_group
 
 from meshwright.plan.job import OptimizerSection
 from meshwright.train.optim import MasterOptimizer, learning_rate
+from meshwright.train.parallel.flat import FlatGroup
 
 
 def test_rate_warms_up_and_follows_the_cosine() -> None:
@@ -101,3 +102,22 @@ def test_equals_torchs_adamw_on_separate_parameters() -> None:
         plain.step()
     for slot, here, _ in group.spans():
         torch.testing.assert_close(group.master[here].view(slot.shape), theirs[slot.name].data)
+
+
+def test_group_by_group_is_the_same_update() -> None:
+    def made() -> tuple[list[FlatGroup], MasterOptimizer]:
+        torch.manual_seed(3)
+        names = ("layers.0.mlp.up.weight", "norm.weight")
+        groups = [flat_group([(name, torch.randn(7, 5)) for name in names]) for _ in range(2)]
+        for group in groups:
+            group.grad.copy_(torch.randn(group.grad.shape))
+        return groups, MasterOptimizer(groups, OptimizerSection(lr=1e-2))
+
+    (groups, whole), (others, parts) = made(), made()
+    for _ in range(2):
+        whole.step(1e-2, 3.0)
+        for index in (1, 0):
+            parts.step_group(index, 1e-2, 3.0)
+    assert whole.updates_done == parts.updates_done == 2
+    for group, other in zip(groups, others, strict=True):
+        assert torch.equal(group.master, other.master)

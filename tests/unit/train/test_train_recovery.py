@@ -74,3 +74,16 @@ def test_replicas_that_differ_are_named_and_the_odd_one_out() -> None:
         Disagreement((0, 1, 2), (1,)),
         Disagreement((3, 4), ()),
     ]
+
+
+def test_what_a_shadow_has_not_heard_of_does_not_make_others_do_it_again() -> None:
+    shadow = replace(BEFORE, rank=1, evaluated=0, saved=0, checked=0, second_hand=True)
+    found = settle([BEFORE, shadow])
+    assert (found.evaluated, found.saved, found.checked) == (7, 5, 0)
+
+
+def test_a_checkpoint_that_the_first_rank_may_not_have_published_is_tried_again() -> None:
+    done = replace(BEFORE, rank=1, saved=7)
+    assert settle([replace(BEFORE, saved=7), done]).saved == 7
+    assert settle([Standing(0, fresh=True), done]).saved == 6
+    assert settle([replace(BEFORE, saved=7, second_hand=True), done]).saved == 6
