@@ -45,10 +45,14 @@ class Kind(StrEnum):
     EXECUTING = "executing"  # member, epoch, step: runs again after a new table (memory only)
     TAKEOVER_DONE = "takeover_done"  # * epoch, ranks, cause, detected_s, takeover_s, step
     RESIZED = "resized"  # * epoch, step, before, after (labels of layouts), resize_s
-    REDUNDANCY = "redundancy"  # kind_of, bytes (held for others), seconds (of a step)
+    REDUNDANCY = (
+        "redundancy"  # kind_of, bytes (held for others), seconds and check_seconds (a step)
+    )
     HANG = "hang"  # * rank, member, step, phase, stalled_s
     STRAGGLER = "straggler"  # * rank, member, busy_ratio (to the median of its like)
-    CORRUPT = "corrupt"  # * rank, member, step, what disagreed
+    CORRUPT = "corrupt"  # step, what, suspects (ranks), members, certain, redo (see agreement.py)
+    QUARANTINED = "quarantined"  # * node, member and rank (null: the whole node), step, cause
+    FALSE_ALARM = "false_alarm"  # * rank, member, step, what: a verdict that proved wrong
     ALERT = "alert"  # * what, node: seen once, nothing was done about it
     ADVICE = "advice"  # * advice (one line)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from meshwright.base.errors import RunError
@@ -20,6 +20,8 @@ from meshwright.conduct.members import (
     Action,
     Begun,
     Condemned,
+    Corrupt,
+    Disputed,
     Dying,
     Ended,
     Event,
@@ -45,7 +47,8 @@ from meshwright.conduct.members import (
 from meshwright.conduct.members import Heard as HeardOf
 from meshwright.conduct.muster import Muster, adopted
 from meshwright.conduct.protocol import Exit, Message, member_log_path, signal_name
-from meshwright.conduct.rundir import RunDir, living_agents
+from meshwright.conduct.quarantine import quarantined
+from meshwright.conduct.rundir import RunDir, living_agents, read_lines
 from meshwright.conduct.takeover import decide
 from meshwright.conduct.verdicts import Frozen, Verdict
 
@@ -65,6 +68,8 @@ _OWN_KINDS = frozenset(
         Kind.RESIZED,
         Kind.HANG,
         Kind.STRAGGLER,
+        Kind.QUARANTINED,
+        Kind.FALSE_ALARM,
         Kind.ALERT,
         Kind.ADVICE,
     }
@@ -184,6 +189,8 @@ class _Conductor:
         if not any(hello["table"] for hello in hellos.values()) and self.ledger.metrics_step:
             raise RunError(f"the agents of nodes {sorted(expected)} live and do not answer")
         self.state, self.table_line = adopted(self.state, hellos, self.ledger.metrics_step)
+        given_up = quarantined(read_lines(self.rundir.events)) & self.state.members.keys()
+        self.state = replace(self.state, quarantined=frozenset(given_up))
         for node, hello in hellos.items():
             self._greet(node, hello)
         for node in set(range(self.muster.nodes)) - set(living_agents(self.rundir.path)):
@@ -273,6 +280,9 @@ class _Conductor:
             self.ledger.on_event(message)
         elif kind == Kind.METRICS:
             self.ledger.measure(message)
+        elif kind == Kind.CORRUPT:
+            self._keep(message)
+            self._accuse(message)
         elif kind != Kind.PEER_GONE:
             self._keep(message)
 
@@ -289,6 +299,17 @@ class _Conductor:
             if known is None or known.ready:
                 return
         self.ledger.store_said(message)
+
+    def _accuse(self, found: Message) -> None:
+        """Take the word of a member for what it has found of itself or of its twins."""
+        if found["certain"]:
+            self._apply(*(Corrupt(member, found["what"]) for member in found["members"]))
+        else:
+            what = (
+                f"step {found['step']}: {found['what']}, and it cannot be told which is right; go "
+                f"back to the last checkpoint: meshwright train {self.rundir.path} --resume"
+            )
+            self._apply(Disputed(found["epoch"], what, found["redo"]))
 
     # --- verdicts
 

@@ -15,8 +15,8 @@ from typing import Any
 from meshwright.base.events import Kind
 from meshwright.conduct.members import Action, Event, Stage, State, StopMembers
 from meshwright.conduct.places import crowded, grown, shrunk
-from meshwright.conduct.staffing import HOUR_S, Staffing
-from meshwright.conduct.turn import LAST
+from meshwright.conduct.staffing import Staffing
+from meshwright.conduct.turn import HOUR_S, LAST
 
 
 def decide(state: State, events: Sequence[Event], now_s: float) -> tuple[State, list[Action]]:
@@ -46,6 +46,8 @@ class _Settling(Staffing):
             self._wind_up()
         elif vacant := self.vacant():
             self._fill(vacant)
+        elif self.state.disputed:
+            self.send(self.state.table)
         elif self._all_run():
             self._run()
         if self.state.stage in (Stage.RUNNING, Stage.WAITING):

@@ -1,7 +1,8 @@
 """A member without a trainer: obeys tables, counts steps, and keeps its state in a folder.
 
 `args`: `folder` (one file a rank, its step), `steps`, `step_s`, and `acts`: by member,
-`{"at": step, "do": "raise" | "hang" | "SIGKILL" | ...}`; `late`: a member that is slow to come up.
+`{"at": step, "do": "raise" | "hang" | "corrupt" | "SIGKILL" | ...}`; `late`: a member that is slow
+to come up.
 """
 
 from __future__ import annotations
@@ -141,6 +142,11 @@ class Fake:
         if self.step:
             self.tell()  # the last words of the member before may be lost
 
+    def accuse(self, step: int, certain: bool) -> None:
+        """This member itself, or its twins too."""
+        found = {"suspects": [self.rank], "members": [self.context.member], "redo": False}
+        self.say(Kind.CORRUPT, step=step, what="its state changed", certain=certain, **found)
+
     def act(self, step: int) -> None:
         """Do what was told for this step."""
         acts = self.args.get("acts", {})
@@ -149,6 +155,9 @@ class Fake:
             return
         if act["do"] == "raise":
             raise ValueError(f"bad value on member {self.context.member}")
+        if act["do"] in ("corrupt", "dispute"):
+            self.accuse(step, certain=act["do"] == "corrupt")
+            time.sleep(LIMIT_S)
         if act["do"] == "hang":
             self.pulse.enter(Phase.BACKWARD)
             time.sleep(LIMIT_S)

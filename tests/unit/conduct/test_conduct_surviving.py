@@ -55,6 +55,26 @@ def test_whatever_befalls_a_rank_it_is_replaced(scene: Scene, do: str) -> None:
     assert scene.steps() == list(range(1, 61))
 
 
+def test_a_chip_that_errs_is_replaced_and_not_used_again(scene: Scene) -> None:
+    job = make_job(4, cluster={"spares": 1})
+    outcome = scene.play(job, {"2": {"at": 7, "do": "corrupt"}}, steps=300)
+    assert (outcome.status, outcome.error) == (Status.FINISHED, None)
+    [done] = scene.events(Kind.TAKEOVER_DONE)
+    assert (done["members"], done["cause"]) == ({"2": 4}, "its state changed")
+    [given_up] = scene.events(Kind.QUARANTINED)
+    assert (given_up["rank"], given_up["member"], given_up["node"]) == (2, 2, 0)
+    # There are five chips, and one of them is not to be used: there is no room for a new spare.
+    assert {event["member"] for event in scene.events(Kind.SPARE_READY)} == {4}
+
+
+def test_what_twins_dispute_for_good_ends_the_run_and_says_how_to_go_on(scene: Scene) -> None:
+    outcome = scene.play(make_job(4), {"2": {"at": 7, "do": "dispute"}})
+    assert outcome.status is Status.FAILED
+    assert outcome.error is not None
+    assert outcome.error.startswith("step 7: its state changed, and it cannot be told which is ")
+    assert outcome.error.endswith(f"last checkpoint: meshwright train {scene.rundir.path} --resume")
+
+
 def test_two_that_die_together_and_one_of_the_spares(scene: Scene) -> None:
     job = make_job(6, cluster={"spares": 4})
     acts = {str(n): {"at": 9, "do": "SIGKILL"} for n in (1, 4)}
