@@ -254,6 +254,7 @@ class _Conductor:
                 self._listen({**message, "kind": Kind(message["kind"])})
             case "exit":
                 fields = {k: v for k, v in report.items() if k not in ("event", "n")}
+                self._own_up(Exit(**fields))
                 self.ends.append(_ended(Exit(**fields)))
             case "dying":
                 ago_s = max(0.0, time.time() - report["ts"])
@@ -327,7 +328,7 @@ class _Conductor:
                 self._condemn(verdict)
 
     def _condemn(self, verdict: Verdict) -> None:
-        pulse = self.bench.samples[verdict.member].pulse
+        pulse = self.bench.condemn(verdict.member).pulse
         phase = pulse.phase.name.lower()
         if isinstance(verdict, Frozen):
             stalled_s, cause = verdict.frozen_s, f"frozen in {phase} (state {verdict.state})"
@@ -336,6 +337,14 @@ class _Conductor:
         self._apply(Condemned(verdict.member, cause, stalled_s))
         said = {"rank": verdict.rank, "member": verdict.member, "step": pulse.step, "phase": phase}
         self.ledger.store({"kind": Kind.HANG, **said, "stalled_s": stalled_s, "cause": cause})
+
+    def _own_up(self, end: Exit) -> None:
+        """Say so where a verdict proves wrong: its member got on before it was killed."""
+        if (before := self.bench.proved_alive(end.member, end.progress)) is not None:
+            phase = before.pulse.phase.name.lower()
+            what = f"was given up in {phase} and got on before it was killed"
+            said = {"rank": before.rank, "member": end.member, "step": before.pulse.step}
+            self.ledger.store({"kind": Kind.FALSE_ALARM, **said, "what": what})
 
     # --- requests of users
 

@@ -94,7 +94,8 @@ class Guard:
         self._grads: int | None = None  # at the last vote
         self._tried: tuple[int, int] | None = None  # the last step, and what its gradients were
         self._disputed = -1  # the last step that was done again because twins differed
-        self.seconds, self.steps = 0.0, 0  # spent for it, since last asked
+        self.seconds, self.steps = 0.0, 0  # of own work, since last asked: whoever waits for its
+        # twins here would else wait for them in the vote
 
     def before_vote(self, step: int) -> None:
         """See `trainer.Guard`."""
@@ -104,10 +105,10 @@ class Guard:
         same_step = self._tried is not None and self._tried[0] == step
         before = self._tried[1] if self._tried is not None and same_step else self._grads
         self._tried = step, self._grads
-        if self._twins is not None:
-            self._compare(step, self._twins, (self._state or 0, self._grads, before))
         self.seconds += time.perf_counter() - start
         self.steps += 1
+        if self._twins is not None:
+            self._compare(step, self._twins, (self._state or 0, self._grads, before))
 
     def before_update(self, step: int) -> None:
         """See `trainer.Guard`."""
