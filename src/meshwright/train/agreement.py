@@ -3,7 +3,8 @@
 At every step, before the vote, while nothing has been overwritten:
 
 - What lies in memory must not have changed since the last update. Each rank compares sums of its
-  own, so a difference convicts it without anybody's word. Once more right before the update.
+  own, so a difference convicts it without anybody's word: weights before the vote, moments and
+  gradients too right before the update, which is the first to use them.
 - Ranks that hold the same (twins) must have come to the same. Of three and more the odd one is
   outvoted. Two that have other gradients compute them again: who then finds something else than
   before has erred. Of two that hold other states it cannot be told.
@@ -31,6 +32,7 @@ from meshwright.train.optim import learning_rate
 from meshwright.train.trainer import Trainer
 
 _WORD_BYTES = 8
+_CHANGED = "its state changed in memory between two updates"
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,11 @@ class Finding:
 
 def bits(tensors: Iterable[Tensor]) -> int:
     """A sum over the bits of all `tensors`, modulo 2**64 as a signed number: any one bit changes
-    it. A tenth of the time that an update of as many numbers takes."""
-    total = sum(int(part) for x in tensors for part in _word_sums(x))
+    it. It takes as long as to read them."""
+    return _wrapped(sum(int(part) for x in tensors for part in _word_sums(x)))
+
+
+def _wrapped(total: int) -> int:
     return (total + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -90,7 +95,7 @@ class Guard:
         halt: Callable[[], NoReturn],
     ) -> None:
         self._trainer, self._twins, self._tell, self._halt = trainer, twins, tell, halt
-        self._state: int | None = None  # after the last update
+        self._state: tuple[int, int] | None = None  # masters and moments after the last update
         self._grads: int | None = None  # at the last vote
         self._tried: tuple[int, int] | None = None  # the last step, and what its gradients were
         self._disputed = -1  # the last step that was done again because twins differed
@@ -100,7 +105,10 @@ class Guard:
     def before_vote(self, step: int) -> None:
         """See `trainer.Guard`."""
         start = time.perf_counter()
-        self.verify(step)
+        if self._state is None:
+            self._state = self._sums_of_state()
+        elif self._sum_of_masters() != self._state[0]:
+            self._convict(step, _CHANGED)
         self._grads = self._sum_of_grads()
         same_step = self._tried is not None and self._tried[0] == step
         before = self._tried[1] if self._tried is not None and same_step else self._grads
@@ -108,7 +116,7 @@ class Guard:
         self.seconds += time.perf_counter() - start
         self.steps += 1
         if self._twins is not None:
-            self._compare(step, self._twins, (self._state or 0, self._grads, before))
+            self._compare(step, self._twins, (_wrapped(sum(self._state)), self._grads, before))
 
     def before_update(self, step: int) -> None:
         """See `trainer.Guard`."""
@@ -121,16 +129,13 @@ class Guard:
     def after_update(self) -> None:
         """See `trainer.Guard`."""
         start = time.perf_counter()
-        self._state = self._sum_of_state()
+        self._state = self._sums_of_state()
         self.seconds += time.perf_counter() - start
 
     def verify(self, step: int) -> None:
         """That the state is as the last update left it. Raises RunError, after it was told."""
-        found = self._sum_of_state()
-        if self._state is None:
-            self._state = found
-        elif found != self._state:
-            self._convict(step, "its state changed in memory between two updates")
+        if self._state not in (None, self._sums_of_state()):
+            self._convict(step, _CHANGED)
 
     def take_cost(self) -> float:
         """Seconds of a step since it was last asked."""
@@ -138,10 +143,12 @@ class Guard:
         self.seconds, self.steps = 0.0, 0
         return seconds
 
-    def _sum_of_state(self) -> int:
-        trainer = self._trainer
-        groups = zip(trainer.data.groups, trainer.optimizer.moments, strict=True)
-        return bits(chain.from_iterable((group.master, *moments) for group, moments in groups))
+    def _sums_of_state(self) -> tuple[int, int]:
+        moments = bits(chain.from_iterable(self._trainer.optimizer.moments))
+        return self._sum_of_masters(), moments
+
+    def _sum_of_masters(self) -> int:
+        return bits(group.master for group in self._trainer.data.groups)
 
     def _sum_of_grads(self) -> int:
         return bits(group.grad for group in self._trainer.data.groups)

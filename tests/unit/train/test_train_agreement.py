@@ -67,9 +67,13 @@ def test_a_rank_without_twins_convicts_itself() -> None:
     with pytest.raises(Exception, match="step 2: its gradients changed in memory"):
         guard.before_update(1)
     trainer.optimizer.moments[0][1][4] = 1e-9
+    guard.before_vote(2)  # gradients go by the weights alone
     with pytest.raises(Exception, match="step 3: its state changed in memory"):
-        guard.before_vote(2)
-    assert [(one.step, one.suspects) for one in told] == [(2, (3,)), (3, (3,))]
+        guard.before_update(2)
+    trainer.data.groups[0].master[4] += 1.0
+    with pytest.raises(Exception, match="step 4: its state changed in memory"):
+        guard.before_vote(3)
+    assert [(one.step, one.suspects) for one in told] == [(2, (3,)), (3, (3,)), (4, (3,))]
     assert all(one.certain for one in told)
     assert guard.take_cost() > 0.0
 
