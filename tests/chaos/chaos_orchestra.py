@@ -65,7 +65,7 @@ class Orchestra:
         world: int,
         spares: int,
         logs: Path,
-        bound_s: float = 25.0,
+        bound_s: float = 120.0,
     ) -> None:
         self.entry, self.args, self.world, self.logs = entry, args, world, logs
         self.epoch, self.members = 0, dict[int, int]()

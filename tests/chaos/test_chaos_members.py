@@ -47,6 +47,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "experts": (EXPERTS, {"dp_shard": 4, "ep": 4, "micro_batch": 4}),
     "pipelined experts": (EXPERTS, {"tp": 2, "pp": 2, "ep": 2, "micro_batch": 8}),
     "four": (DENSE, {"dp_replicate": 4, "micro_batch": 4}),
+    "two": (DENSE, {"dp_replicate": 2, "micro_batch": 8}),
     "alone": (DENSE, {"micro_batch": 16}),
 }
 
@@ -290,6 +291,36 @@ def test_of_four_the_odd_one_is_outvoted(stage: Any, what: str) -> None:
     ended, orchestra = here.play([harm], spares=1)
     assert ended == plain
     assert [(one["suspects"], one["certain"]) for one in _corrupt(orchestra)] == [([2], True)]
+
+
+def test_memory_is_the_same_after_fifty_recoveries(stage: Any) -> None:
+    """Case 9: two members take turns at rank 1, and each begins with nothing."""
+    here, _ = stage("two")
+    job = {**here.args["job"], "job": {**here.args["job"]["job"], "steps": 10**6}}
+    args = {**here.args, "job": job, "checkpoints": str(here.folder / "turns")}
+    sizes: list[int] = []
+    ready: set[int] = set()
+
+    def take_turns(orchestra: Orchestra, said: Said) -> None:
+        if said["kind"] == Kind.SPARE_READY:
+            ready.add(said["member"])
+        runs = said["kind"] == Kind.EXECUTING and said["epoch"] == orchestra.epoch
+        if runs and said["member"] == 0:
+            statm = Path(f"/proc/{orchestra.players[0].pid}/statm").read_text()
+            sizes.append(int(statm.split()[1]))
+        if 0 < len(sizes) == orchestra.epoch and (free := 3 - orchestra.members[1]) in ready:
+            ready.discard(free)
+            orchestra.order({0: 0, 1: free}, [1])
+
+    (here.folder / "turns").mkdir()
+    orchestra = Orchestra(main, args, here.world, 1, here.folder / "turns")
+    orchestra.on_said = take_turns
+    try:
+        while len(sizes) <= 50:
+            orchestra.turn()
+    finally:
+        orchestra.close()
+    assert sizes[50] <= 1.01 * sizes[5]
 
 
 def _corrupt(orchestra: Orchestra) -> list[Said]:

@@ -1,7 +1,7 @@
 """A member without a trainer: obeys tables, counts steps, and keeps its state in a folder.
 
 `args`: `folder` (one file a rank, its step), `steps`, `step_s`, and `acts`: by member,
-`{"at": step, "do": "raise" | "hang" | "corrupt" | "SIGKILL" | ...}`; `late`: a member that is slow
+`{"at": step, "do": "raise" | "hang" | "slow" | "SIGKILL" | ...}`; `late`: a member that is slow
 to come up.
 """
 
@@ -40,6 +40,7 @@ class Fake:
         self.pulse = PulseWriter(context.pulse_fd, context.member)
         self.rank, self.world, self.epoch, self.step, self.stopped = -1, 0, 0, 0, False
         self.waits_for: int | None = None
+        self.pace = 1.0
         self.member_of: dict[int, int] = {}
         signal.signal(signal.SIGTERM, lambda *_: None)
         self.born_s = time.monotonic()
@@ -95,7 +96,7 @@ class Fake:
         self.pulse.step(self.epoch, step)
         self.say(Kind.PROGRESS, step=step)
         self.act(step)
-        time.sleep(self.args.get("step_s", 0.005))
+        time.sleep(self.pace * self.args.get("step_s", 0.005))
         self.step = step
         self.show()
         self.tell()
@@ -155,6 +156,9 @@ class Fake:
             return
         if act["do"] == "raise":
             raise ValueError(f"bad value on member {self.context.member}")
+        if act["do"] == "slow":
+            self.pace = 1.2
+            return
         if act["do"] in ("corrupt", "dispute"):
             self.accuse(step, certain=act["do"] == "corrupt")
             time.sleep(LIMIT_S)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,29 @@ def test_a_chip_that_errs_is_replaced_and_not_used_again(scene: Scene) -> None:
     assert (given_up["rank"], given_up["member"], given_up["node"]) == (2, 2, 0)
     # There are five chips, and one of them is not to be used: there is no room for a new spare.
     assert {event["member"] for event in scene.events(Kind.SPARE_READY)} == {4}
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_a_rank_that_sleeps_is_named_and_nobody_because_cores_are_few(
+    scene: Scene, slow: bool
+) -> None:
+    """Case 20, of a rank that uses no more of its core than others do."""
+    rivals = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        acts = {"2": {"at": 5, "do": "slow"}} if slow else {}
+        outcome = scene.play(make_job(4), acts, steps=50, step_s=0.05)
+    finally:
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
+    assert (outcome.status, outcome.error) == (Status.FINISHED, None)
+    named = scene.events(Kind.STRAGGLER)
+    assert [event["rank"] for event in named] == ([2] if slow else [])
+    if slow:
+        kinds = [(message["kind"], message.get("step", 0)) for message in scene.seen]
+        before = kinds[: [kind for kind, _ in kinds].index(Kind.STRAGGLER)]
+        assert max(step for kind, step in before if kind == Kind.METRICS) < 5 + 20
+    assert not scene.events(Kind.HANG)
 
 
 def test_what_twins_dispute_for_good_ends_the_run_and_says_how_to_go_on(scene: Scene) -> None:
