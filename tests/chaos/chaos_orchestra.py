@@ -89,6 +89,7 @@ class Orchestra:
         self._pulse_fd = pulse.create(64)
         self._hurt_s: dict[int, float] = {}
         self._lost: list[int] = []
+        self._condemned: set[int] = set()
         self._poller = select.poll()
         self._poller.register(self._events, select.POLLIN)
         gc.collect()
@@ -271,8 +272,21 @@ class Orchestra:
                     taken.waiting.discard(player.number)
                     if not taken.waiting:
                         taken.done_s = time.monotonic() - taken.begun_s
+            elif said["kind"] == Kind.CORRUPT:
+                self._judge(said)
             self.said.append(said)
             self.on_said(self, said)
+
+    def _judge(self, said: Said) -> None:
+        """As the conductor does: who errs is replaced, and what may be told by it is done again."""
+        if said["certain"]:
+            self._condemned |= set(said["members"])
+            for member in said["members"]:
+                if self.players[member].alive:
+                    self.kill(member)
+        elif said["epoch"] == self.epoch:
+            assert said["redo"], said["what"]
+            self.order(self.members, [])
 
     def _bury(self, pidfd: int) -> None:
         player = next(p for p in self.players.values() if p.pidfd == pidfd)
@@ -281,7 +295,7 @@ class Orchestra:
         assert result is not None
         exited = result.si_code == os.CLD_EXITED
         player.alive, player.status = False, result.si_status if exited else -result.si_status
-        if exited and player.status:
+        if exited and player.status and player.number not in self._condemned:
             raise AssertionError(f"member {player.number} failed\n{self._words()}")
         if player.status and player.number in self.members.values():
             self._hurt_s.setdefault(player.number, time.monotonic())

@@ -116,6 +116,31 @@ def test_the_account() -> None:
     assert "NOT EQUAL" in lines({**document, "bit_identical": False})[-1]
 
 
+def test_the_account_of_errors_and_slowness() -> None:
+    faults = [
+        DrillFault("corrupt", 4, "vote", 1),
+        DrillFault("slow", 14, "data", 2),
+        DrillFault("slow", 24, "data", 3),
+    ]
+    done = {"kind": Kind.TAKEOVER_DONE, "detected_s": 0.0, "lost_steps": 0, "cause": "it changed"}
+    events = [
+        {"kind": Kind.QUARANTINED, "member": 1},
+        {**done, "ts": 10.25, "takeover_s": 0.05, "step": 4},
+        {"kind": Kind.STRAGGLER, "member": 2, "rank": 2, "ts": 31.5},
+    ]
+    metrics_ts = {3: 10.0, **{step: float(step + 16) for step in range(4, 40)}}
+    corrupt, slow, unnamed = account(faults, events, metrics_ts)
+    assert corrupt.detected_s == pytest.approx(0.2)
+    assert corrupt.survived and corrupt.done == "it changed; its chip is not used again"
+    assert (slow.rank, slow.detected_s, slow.survived) == (2, 2.5, True)
+    assert slow.done == "named a straggler after 2 steps"
+    assert not unnamed.survived
+    told = lines(summary([corrupt, slow, unnamed], bit_identical=True))
+    assert "detected after at most 200 ms" in told[0] and told[0].endswith("is not used again")
+    assert told[1].endswith("detected after 2500 ms: named a straggler after 2 steps")
+    assert told[2].endswith("slow in data: NOT NAMED")
+
+
 def test_a_drill_needs_a_run_that_survives() -> None:
     job = make_job(4)
     drilled = drill_job(job, 30)

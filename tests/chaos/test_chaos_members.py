@@ -50,6 +50,8 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "zero2": (DENSE, {"dp_shard": 4, "zero": 2, "micro_batch": 4}),
     "experts": (EXPERTS, {"dp_shard": 4, "ep": 4, "micro_batch": 4}),
     "pipelined experts": (EXPERTS, {"tp": 2, "pp": 2, "ep": 2, "micro_batch": 8}),
+    "four": (DENSE, {"dp_replicate": 4, "micro_batch": 4}),
+    "two": (DENSE, {"dp_replicate": 2, "micro_batch": 8}),
     "alone": (DENSE, {"micro_batch": 16}),
 }
 KINDS = {"shadow", "parity"}  # "KIND LAYOUT" is that layout with another kind than "auto"
@@ -303,13 +305,89 @@ def test_a_loss_while_all_save_for_another_layout(stage: Any, tmp_path: Path) ->
     assert ended.losses == pytest.approx(plain.losses, rel=1e-5)
 
 
-def test_a_fault_that_nobody_sees_is_found_by_comparing(stage: Any) -> None:
+@pytest.mark.parametrize("phase", ["forward", "reduce", "vote", "optimizer", "checkpoint"])
+def test_a_weight_that_changes_by_itself_is_in_nobodys_step(stage: Any, phase: str) -> None:
+    """Caught by the rank's own sums, where a twin would not know which of the two errs."""
+    here, plain = stage("twins")
+    harm = _fault(3, 5, phase, kind="corrupt", element=5)
+    ended, orchestra = here.play([harm], spares=1)
+    assert ended == plain
+    assert [taken.lost for taken in orchestra.takeovers] == [[3]]
+    assert [(one["suspects"], one["certain"]) for one in _corrupt(orchestra)] == [([3], True)]
+
+
+def test_without_twins_a_weight_that_changes_is_found_too(stage: Any) -> None:
+    here, plain = stage("zero2")
+    ended, orchestra = here.play([_fault(1, 6, "backward", kind="corrupt")], spares=1)
+    assert ended == plain
+    assert [one["suspects"] for one in _corrupt(orchestra)] == [[1]]
+
+
+def test_of_two_gradients_the_right_one_is_found_by_computing_again(stage: Any) -> None:
+    here, plain = stage("twins")
+    harm = _fault(3, 6, "vote", kind="corrupt", what="gradient", element=5)
+    ended, orchestra = here.play([harm], spares=1)
+    assert ended == plain
+    told = [(one["suspects"], one["certain"], one["redo"]) for one in _corrupt(orchestra)]
+    assert set(map(str, told[:-1])) == {"([1, 3], False, True)"}
+    assert told[-1] == ([3], True, False)
+    assert [taken.lost for taken in orchestra.takeovers] == [[3]]
+
+
+@pytest.mark.parametrize("what", ["update", "rate"])
+def test_of_two_that_update_differently_none_is_believed(stage: Any, what: str) -> None:
+    """Case 2: no step is taken with other settings, nor after another update."""
     here, _ = stage("twins")
+    harm = _fault(3, 6, "backward", kind="corrupt", what=what)
     said: list[Said] = []
-    harm = _fault(3, 6, "optimizer", kind="corrupt", element=5)
-    here.play([harm], spares=0, on_said=lambda _, one: said.append(one))
-    found = [one for one in said if one["kind"] == Kind.CORRUPT]
-    assert [(one["rank"], one["step"], one["suspects"]) for one in found] == [(1, 10, [1, 3])]
+    name = {"update": "states", "rate": "settings"}[what]
+    with pytest.raises(AssertionError, match=f"the {name} of ranks .1, 3., which hold the same"):
+        here.play([harm], spares=1, on_said=lambda _, one: said.append(one))
+    done = [one["step"] for one in said if one["kind"] == Kind.METRICS]
+    assert max(done) == {"update": 6, "rate": 5}[what]
+
+
+@pytest.mark.parametrize("what", ["update", "rate"])
+def test_of_four_the_odd_one_is_outvoted(stage: Any, what: str) -> None:
+    here, plain = stage("four")
+    harm = _fault(2, 6, "backward", kind="corrupt", what=what)
+    ended, orchestra = here.play([harm], spares=1)
+    assert ended == plain
+    assert [(one["suspects"], one["certain"]) for one in _corrupt(orchestra)] == [([2], True)]
+
+
+def test_memory_is_the_same_after_fifty_recoveries(stage: Any) -> None:
+    """Case 9: two members take turns at rank 1, and each begins with nothing."""
+    here, _ = stage("two")
+    job = {**here.args["job"], "job": {**here.args["job"]["job"], "steps": 10**6}}
+    args = {**here.args, "job": job, "checkpoints": str(here.folder / "turns")}
+    sizes: list[int] = []
+    ready: set[int] = set()
+
+    def take_turns(orchestra: Orchestra, said: Said) -> None:
+        if said["kind"] == Kind.SPARE_READY:
+            ready.add(said["member"])
+        runs = said["kind"] == Kind.EXECUTING and said["epoch"] == orchestra.epoch
+        if runs and said["member"] == 0:
+            statm = Path(f"/proc/{orchestra.players[0].pid}/statm").read_text()
+            sizes.append(int(statm.split()[1]))
+        if 0 < len(sizes) == orchestra.epoch and (free := 3 - orchestra.members[1]) in ready:
+            ready.discard(free)
+            orchestra.order({0: 0, 1: free}, [1])
+
+    (here.folder / "turns").mkdir()
+    orchestra = Orchestra(main, args, here.world, 1, here.folder / "turns")
+    orchestra.on_said = take_turns
+    try:
+        while len(sizes) <= 50:
+            orchestra.turn()
+    finally:
+        orchestra.close()
+    assert sizes[50] <= 1.01 * sizes[5]
+
+
+def _corrupt(orchestra: Orchestra) -> list[Said]:
+    return [one for one in orchestra.said if one["kind"] == Kind.CORRUPT]
 
 
 def test_the_fabric_trains_as_one_process_does(stage: Any) -> None:

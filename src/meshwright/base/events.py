@@ -46,10 +46,13 @@ class Kind(StrEnum):
     HELD = "held"  # member, epoch, step: has saved its state for another layout (memory only)
     TAKEOVER_DONE = "takeover_done"  # * epoch, ranks, cause, detected_s, takeover_s, step
     RESIZED = "resized"  # * epoch, step, before, after (labels of layouts), resize_s
-    REDUNDANCY = "redundancy"  # kind_of, bytes (held for others), seconds and wire_bytes (a step)
+    # kind_of, bytes (held for others); of a step: seconds, wire_bytes and check_seconds
+    REDUNDANCY = "redundancy"
     HANG = "hang"  # * rank, member, step, phase, stalled_s
     STRAGGLER = "straggler"  # * rank, member, busy_ratio (to the median of its like)
-    CORRUPT = "corrupt"  # * rank, member, step, what disagreed
+    CORRUPT = "corrupt"  # step, what, suspects (ranks), members, certain, redo (see agreement.py)
+    QUARANTINED = "quarantined"  # * node, member and rank (null: the whole node), step, cause
+    FALSE_ALARM = "false_alarm"  # * rank, member, step, what: a verdict that proved wrong
     ALERT = "alert"  # * what, node: seen once, nothing was done about it
     ADVICE = "advice"  # * advice (one line)
 

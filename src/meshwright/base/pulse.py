@@ -49,7 +49,7 @@ class Phase(IntEnum):
     TAKEOVER = 10
 
 
-# Not part of a step: their CPU time says nothing about how fast a rank is. As plain numbers, which
+# Not part of a step: their time says nothing about how fast a rank is. As plain numbers, which
 # hash several times as fast as the names.
 _ASIDE = frozenset(
     phase.value for phase in (Phase.IDLE, Phase.EVALUATE, Phase.CHECKPOINT, Phase.TAKEOVER)
@@ -72,7 +72,7 @@ class Pulse(NamedTuple):
     waits_for: int | None  # member; None: waits for nobody; SOMEBODY: for one unknown
     stamp_ns: int  # of the last write
     stepped_ns: int  # when `step` began
-    busy_ns: int  # CPU time of the worker's thread in the steps before `step`
+    busy_ns: int  # time in the steps before `step` in no wait: neither for others nor for a core
     waited_ns: int  # time in waits for others before `step`
 
     @property
@@ -91,7 +91,9 @@ def create(members: int) -> int:
 class PulseWriter:
     """A worker's side: one write of about 2 us for each thing that it begins or ends.
 
-    For one thread, whose CPU time `busy_ns` is. Operations may overlap; waits do not.
+    For one thread, that which makes it. Operations may overlap; waits do not. Whoever sleeps or is
+    held up by its disk is busy; who waits for a core is not (proc_pid_schedstat(5)). Where the
+    kernel does not count that, busy is who uses a core.
     """
 
     def __init__(self, fd: int, member: int) -> None:
@@ -110,9 +112,12 @@ class PulseWriter:
         self._begun = self._done = 0
         self._waits_for = NOBODY
         self._wait_ns = self._waited_ns = 0
+        # Of the waits for others, and of the one under way: in how much of it a core was there.
+        self._wait_delayed_ns = self._idle_ns = 0
+        self._schedstat = _open_schedstat()
         self._stepped_ns = self._step_busy_ns = self._step_waited_ns = 0
-        # CPU time that belongs to no step, and where the present such spell began.
-        self._aside_ns, self._aside_from_ns = 0, time.thread_time_ns()
+        # Busy time that belongs to no step, and where the present such spell began.
+        self._aside_ns, self._aside_from_ns = 0, self._busy_ns(time.monotonic_ns())
 
     def enter(self, phase: Phase) -> None:
         """Say what comes next in this step."""
@@ -129,12 +134,11 @@ class PulseWriter:
         if self._aside:
             self._turn()
         now_ns = time.monotonic_ns()
-        if self._waits_for:
-            self._waited_ns += now_ns - self._wait_ns
+        self._end_wait(now_ns)
         self._waits_for, self._done = NOBODY, self._begun
         self._epoch, self._step, self._phase = epoch, step, phase.value
         self._stepped_ns, self._step_waited_ns = now_ns, self._waited_ns
-        self._step_busy_ns = time.thread_time_ns() - self._aside_ns
+        self._step_busy_ns = self._busy_ns(now_ns) - self._aside_ns
         self._write(now_ns)
 
     def begin(self) -> None:
@@ -155,25 +159,44 @@ class PulseWriter:
         """
         now_ns = time.monotonic_ns()
         if not self._waits_for:
-            self._wait_ns = now_ns
+            self._wait_ns, self._wait_delayed_ns = now_ns, self._delayed_ns()
         self._waits_for = SOMEBODY if member is None else member + 1
         self._write(now_ns)
 
     def resume(self) -> None:
         """Say that the wait is over."""
         now_ns = time.monotonic_ns()
-        if self._waits_for:
-            self._waited_ns += now_ns - self._wait_ns
+        self._end_wait(now_ns)
         self._waits_for = NOBODY
         self._write(now_ns)
 
+    def _end_wait(self, now_ns: int) -> None:
+        if self._waits_for:
+            waited_ns = now_ns - self._wait_ns
+            self._waited_ns += waited_ns
+            self._idle_ns += waited_ns - (self._delayed_ns() - self._wait_delayed_ns)
+
+    def _busy_ns(self, now_ns: int) -> int:
+        """All of it, from some moment on; not to be asked in a wait."""
+        if self._schedstat is None:
+            return time.thread_time_ns()
+        return now_ns - self._delayed_ns() - self._idle_ns
+
+    def _delayed_ns(self) -> int:
+        """How long the thread has waited for a core, ever."""
+        if self._schedstat is None:
+            return 0
+        return int(os.pread(self._schedstat, 64, 0).split()[1])
+
     def close(self) -> None:
         """Let go of the memory; the record stays as it is."""
+        if self._schedstat is not None:
+            os.close(self._schedstat)
         self._counts.release()
         self._memory.release()
 
     def _turn(self) -> None:
-        now_ns = time.thread_time_ns()
+        now_ns = self._busy_ns(time.monotonic_ns())
         if self._aside:
             self._aside_ns += now_ns - self._aside_from_ns
         else:
@@ -228,6 +251,18 @@ class PulseReader:
         """Let go of the memory."""
         self._counts.release()
         self._memory.release()
+
+
+def _open_schedstat() -> int | None:
+    """That of this thread; None where the kernel keeps none."""
+    try:
+        found = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    if len(os.pread(found, 64, 0).split()) < 2:
+        os.close(found)
+        return None
+    return found
 
 
 def _body(member: int) -> slice:

@@ -163,11 +163,16 @@ def lines(document: dict[str, Any]) -> list[str]:
         rank = "" if fault["rank"] is None else f" of rank {fault['rank']}"
         said = f"step {fault['step']}: {fault['kind']}{rank}{where}: "
         if fault["takeover_s"] is not None:
+            most = "at most " if fault["kind"] == "corrupt" else ""
             said += (
-                f"detected after {_ms(fault['detected_s'])}, taken over after "
+                f"detected after {most}{_ms(fault['detected_s'])}, taken over after "
                 f"{_ms(fault['takeover_s'])}, next commit after {_ms(fault['next_commit_s'])}, "
                 f"{fault['lost_steps']} steps lost"
             )
+            said += f"; {fault['done']}" if fault["kind"] == "corrupt" else ""
+        elif fault["kind"] == "slow":
+            after = f"detected after {_ms(fault['detected_s'])}: {fault['done']}"
+            said += after if fault["survived"] else "NOT NAMED"
         else:
             said += "nothing to take over" if fault["survived"] else "NOT SURVIVED"
         told.append(said)

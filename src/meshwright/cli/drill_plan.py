@@ -18,7 +18,7 @@ KINDS = (*_HARMS, "slow", "corrupt", *_PLACES)
 GAP_STEPS = 10  # between two faults: the next spare gets warm meanwhile
 _FIRST_STEP = 4
 _EACH_PLACE = 5  # one fault in so many is not of a member
-_EXPECT_TAKEOVER = (*_HARMS, "kill agent")
+_EXPECT_TAKEOVER = (*_HARMS, "corrupt", "kill agent")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ def steps_for(count: int) -> int:
 @dataclass(frozen=True)
 class Found:
     """What came of one fault. Seconds from the fault on: until it was known, until all ranks ran
-    again, and until the step in flight was done; None where nothing had to be taken over."""
+    again, and until the step in flight was done; None where nothing had to be taken over. `done`
+    says what was."""
 
     kind: str
     step: int
@@ -95,6 +96,7 @@ class Found:
     next_commit_s: float | None
     lost_steps: int
     survived: bool
+    done: str = ""
 
 
 def account(
@@ -106,9 +108,12 @@ def account(
     takeovers = [event for event in events if event["kind"] == Kind.TAKEOVER_DONE]
     lost = [event for event in events if event["kind"] == Kind.RANK_LOST]
     last = max(metrics_ts, default=0)
-    found = []
+    found: list[Found] = []
     for index, fault in enumerate(faults):
         # Another rank may say first that it begins the step; none is two steps ahead.
+        if fault.kind == "slow":
+            found.append(_account_slow(fault, events, metrics_ts))
+            continue
         since = fault.step - 1
         until = faults[index + 1].step - 1 if index + 1 < len(faults) else last + 1
         mine = [event for event in takeovers if since <= event["step"] < until]
@@ -121,14 +126,60 @@ def account(
                 step=fault.step,
                 phase=fault.phase,
                 rank=ranks[0] if ranks else None,
-                detected_s=done["detected_s"] if done else None,
+                detected_s=_detected_s(fault, done, metrics_ts) if done else None,
                 takeover_s=done["takeover_s"] if done else None,
                 next_commit_s=_next_commit_s(done, metrics_ts) if done else None,
                 lost_steps=sum(event["lost_steps"] for event in mine),
                 survived=last > fault.step and (done is not None or not expected),
+                done=_what_was_done(fault, done, events),
             )
         )
     return found
+
+
+def _detected_s(
+    fault: DrillFault, done: Mapping[str, Any], metrics_ts: Mapping[int, float]
+) -> float:
+    """That of a takeover. Of an error of a chip nothing tells when it happened: at most so long
+    after the end of the step before."""
+    before = metrics_ts.get(fault.step if fault.phase == "checkpoint" else fault.step - 1)
+    if fault.kind != "corrupt" or before is None:
+        return float(done["detected_s"])
+    return max(0.0, float(done["ts"] - done["takeover_s"] - before))
+
+
+def _account_slow(
+    fault: DrillFault, events: Sequence[Mapping[str, Any]], metrics_ts: Mapping[int, float]
+) -> Found:
+    """A slow rank is named, and keeps its place: the run goes on as fast as it lets it."""
+    named = [e for e in events if e["kind"] == Kind.STRAGGLER and e["member"] == fault.member]
+    ts = named[0]["ts"] if named else None
+    slow_ts = metrics_ts.get(fault.step - 1)
+    steps = sum(ts is not None and fault.step <= n and at < ts for n, at in metrics_ts.items())
+    return Found(
+        kind=fault.kind,
+        step=fault.step,
+        phase=fault.phase,
+        rank=named[0]["rank"] if named else None,
+        detected_s=ts - slow_ts if ts is not None and slow_ts is not None else None,
+        takeover_s=None,
+        next_commit_s=None,
+        lost_steps=0,
+        survived=bool(named),
+        done=f"named a straggler after {steps} steps" if named else "",
+    )
+
+
+def _what_was_done(
+    fault: DrillFault,
+    takeover: Mapping[str, Any] | None,
+    events: Sequence[Mapping[str, Any]],
+) -> str:
+    if takeover is None:
+        return ""
+    given_up = {event["member"] for event in events if event["kind"] == Kind.QUARANTINED}
+    kept = "its chip is not used again" if fault.member in given_up else ""
+    return "; ".join(filter(None, (str(takeover.get("cause") or ""), kept)))
 
 
 def _next_commit_s(done: Mapping[str, Any], metrics_ts: Mapping[int, float]) -> float | None:

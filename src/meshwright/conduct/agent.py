@@ -92,7 +92,7 @@ class Agent:
             self._look(now_s)
         if self._link is None:
             self._seek(now_s)
-        elif now_s - self._beat_s >= HEARTBEAT_S:
+        elif now_s - self._beat_s >= (LOOK_S if self._brood.is_stopped() else HEARTBEAT_S):
             self._beat(now_s)
 
     def _wait(self) -> None:

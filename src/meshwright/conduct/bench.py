@@ -22,6 +22,7 @@ class Bench:
     step_log: StepLog = field(default_factory=StepLog)
     _progress: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)
     _named: set[int] = field(default_factory=set)
+    _condemned: dict[int, Sample] = field(default_factory=dict)
     _roles: dict[int, str] = field(default_factory=dict)
 
     def take(self, node: int, beat: Sequence[Sequence[Any]], state: State) -> tuple[bool, bool]:
@@ -60,6 +61,18 @@ class Bench:
         found = [s for s in self.step_log.stragglers(self._roles) if s.member not in self._named]
         self._named |= {straggler.member for straggler in found}
         return found
+
+    def condemn(self, member: int) -> Sample:
+        """Remember how far a member had come when it was given up; that."""
+        self._condemned[member] = self.samples[member]
+        return self.samples[member]
+
+    def proved_alive(self, member: int, progress: Sequence[int]) -> Sample | None:
+        """Of one that has ended after it had come so far: how it was when it was given up, if it
+        was and has got on after that."""
+        before = self._condemned.pop(member, None)
+        wrong = before is not None and tuple(progress) != progress_key(before.pulse)
+        return before if wrong and progress else None
 
     def verdicts(self, state: State) -> list[Verdict]:
         """Who holds the run up. Where not everybody can be seen, only who is frozen."""

@@ -236,6 +236,10 @@ class Brood:
         found = (child.sample for child in self._children.values())
         return [sample for sample in found if sample is not None]
 
+    def is_stopped(self) -> bool:
+        """Whether any member is: this cannot wait to be told."""
+        return any(sample.state == "T" for sample in self.samples())
+
     def at_work(self) -> bool:
         """Whether any member is busy with something, rather than waiting."""
         return any(at_work(sample) for sample in self.samples())
@@ -275,7 +279,8 @@ class Brood:
         del self._children[child.member]
         ended_ts, returned, peer_lost = self._ends.read(child.member)
         ts = ended_ts or seen_ts
-        return Exit(-1, child.pid, code, number, returned, ts, peer_lost, child.member)
+        progress = progress_key(self._pulse.read(child.member))
+        return Exit(-1, child.pid, code, number, returned, ts, peer_lost, child.member, progress)
 
     def end_all(self) -> None:
         """Kill every member and wait for it; nothing is reported."""

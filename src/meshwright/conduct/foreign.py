@@ -46,6 +46,7 @@ from meshwright.conduct.rundir import RunDir
 
 _POLL_S = 0.02
 _KILLED_S = 2.0  # for a killed rank to be gone; then the kernel holds it
+_LENIENCE = 2.5  # a restart of all ranks costs more than giving one to a spare
 _RANKS_A_POLL = 50  # with more of them, looks are as much rarer
 
 
@@ -233,7 +234,7 @@ class _Supervisor:
         if self.job.stage is not Stage.RUNNING:
             return
         longest_stall_s = self.settings.longest_stall_s
-        if cause := judge(looks, longest_stall_s, limits(longest_stall_s).frozen_s):
+        if cause := judge(looks, longest_stall_s, _LENIENCE * limits(longest_stall_s).frozen_s):
             self._tell_stuck(cause, looks)
             self._apply(Stuck(cause))
         elif any(look.signs > 1 for look in looks):  # they need no help to start any more

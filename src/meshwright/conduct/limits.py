@@ -72,7 +72,7 @@ def limits(
     lease_s = max(longest_stall_s / 3, hang_s)
     return Limits(
         longest_stall_s=longest_stall_s,
-        frozen_s=min(max(longest_stall_s / 200, 0.05), 5.0),
+        frozen_s=min(max(longest_stall_s / 500, 0.05), 5.0),
         blocked_s=longest_stall_s,
         hang_s=hang_s,
         evaluate_s=max(longest_stall_s, hang_s, _STEPS_OF_SILENCE * evaluate_quiet_s),

@@ -74,6 +74,8 @@ class Node:
     told: bool = False  # whether an alert tells of this silence
     revivals: int = 0
     revived_s: float = 0.0
+    gone_s: tuple[float, ...] = ()  # when its agents died or were given up, in the last hour
+    banned: bool = False  # not used again
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ class Rules:
     shadow: bool = False  # spares hold the state of ranks
     mirrored: bool = False  # other ranks do, wherever they are
     same_loss: int = 3  # so many losses of one rank at one step end the run
+    max_flaps: int = 5  # so many losses of one node in an hour have it used no more
     settle_s: float = 0.5  # to write logs when a run has failed
     kill_s: float = 1.0  # to be gone after SIGKILL
 
@@ -151,6 +154,8 @@ class State:
     relaid: Relayout | None = None  # that the table which is out begins
     stop_asked: bool = False
     deaths: tuple[Exit, ...] = ()
+    quarantined: frozenset[int] = frozenset()  # members whose chips are not used again
+    disputed: bool = False  # the step under way has to be done again by the same members
     failure: str | None = None
 
     @property
@@ -219,6 +224,24 @@ class Condemned:
     member: int
     cause: str
     ago_s: float
+
+
+@dataclass(frozen=True)
+class Corrupt:
+    """A member holds or computes other numbers than it should: `cause` says how that is known."""
+
+    member: int
+    cause: str
+
+
+@dataclass(frozen=True)
+class Disputed:
+    """Members of `epoch` found other numbers than each other, and it is not known whose are right;
+    `redo`: doing the step again may tell, else nothing can. `what` says so to the user."""
+
+    epoch: int
+    what: str
+    redo: bool
 
 
 @dataclass(frozen=True)
@@ -303,6 +326,8 @@ Event = (
     | Ended
     | Dying
     | Condemned
+    | Corrupt
+    | Disputed
     | NodeUp
     | NodeGone
     | Unlinked

@@ -13,6 +13,8 @@ from meshwright.conduct.places import Shapes, resized, shapes
 from meshwright.plan.job import Job
 from meshwright.plan.layout import coordinates
 
+_LEAST_FLAPS = 3  # losses of a node that may have befallen it
+
 
 @dataclass(frozen=True)
 class Muster:
@@ -65,6 +67,7 @@ class Muster:
                 spares=self.job.cluster.spares,
                 on_no_spare=resilience.on_no_spare,
                 max_takeovers=resilience.max_takeovers,
+                max_flaps=max(_LEAST_FLAPS, resilience.max_takeovers // 4),
                 shapes=self.shapes,
                 shadow=resilience.redundancy == "shadow",
                 mirrored=resilience.redundancy in ("mirror", "parity"),

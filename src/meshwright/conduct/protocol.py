@@ -47,6 +47,7 @@ class Exit:
     ts: float
     peer_lost: bool = False
     member: int = -1  # of a run that survives: which process had the rank
+    progress: tuple[int, ...] = ()  # and how far it had come, as `beats.progress_key` says it
 
     @property
     def failed(self) -> bool:

@@ -8,10 +8,9 @@ from typing import Literal
 from meshwright.base.events import Kind
 from meshwright.conduct.members import Launch, Member, SendTable, Stage, StopMembers
 from meshwright.conduct.places import choose
-from meshwright.conduct.turn import Turn
+from meshwright.conduct.turn import HOUR_S, Turn
 from meshwright.plan.homes import deal
 
-HOUR_S = 3600.0
 _CALM_S = 1.0  # after a takeover: a fork would slow down the step that it has cost
 _TABLE_LIMITS = 10  # times the limit of one member: nobody at fault was found all that time
 
@@ -77,6 +76,7 @@ class Staffing(Turn):
             table=table,
             shadows=shadows,
             executing={},
+            disputed=False,
             deadline_s=None if first and not (load or state.stop_asked) else deadline_s,
         )
         for number in set(state.table) - set(table):  # what it holds grows old
@@ -163,8 +163,9 @@ class Staffing(Turn):
         return best if best is not None and free[best] > 0 else None
 
     def held(self, node: int) -> int:
-        """How many members a node has."""
-        return sum(self.state.members[number].node == node for number in self.state.living())
+        """How many chips of a node are taken, or not to be used again."""
+        taken = {*self.state.living(), *self.state.quarantined}
+        return sum(self.state.members[number].node == node for number in taken)
 
     def launch(self, node: int) -> None:
         """Have a new member forked."""

@@ -1,4 +1,4 @@
-"""Who is slow, from the CPU time of each step: pure but for the memory of the last steps.
+"""Who is slow, from the busy time of each step: pure but for the memory of the last steps.
 
 Each step of each rank is compared with the median of the others that do the same work, so that what
 slows all of them down is nobody's fault. A rank is named when most of its last steps were slower by
@@ -23,7 +23,7 @@ _MEDIAN_TO_MEAN = 1.2533  # standard error of a median to that of a mean
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank whose steps take `busy_ratio` times the CPU time that those of its like take."""
+    """A rank that is busy `busy_ratio` times as long in a step as those of its like."""
 
     rank: int
     member: int
@@ -32,7 +32,7 @@ class Straggler:
 
 @dataclass
 class StepLog:
-    """The CPU time of the last steps of each rank, read off its pulse, and how long steps took."""
+    """The busy time of the last steps of each rank, read off its pulse, and how long steps took."""
 
     _last: dict[int, tuple[int, Pulse]] = field(default_factory=dict)
     _busy_s: dict[int, dict[int, float]] = field(default_factory=dict)

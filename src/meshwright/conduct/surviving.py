@@ -20,6 +20,8 @@ from meshwright.conduct.members import (
     Action,
     Begun,
     Condemned,
+    Corrupt,
+    Disputed,
     Dying,
     Ended,
     Event,
@@ -48,7 +50,8 @@ from meshwright.conduct.members import (
 from meshwright.conduct.members import Heard as HeardOf
 from meshwright.conduct.muster import Muster, adopted
 from meshwright.conduct.protocol import Exit, Message, member_log_path, signal_name
-from meshwright.conduct.rundir import RunDir, living_agents
+from meshwright.conduct.quarantine import quarantined
+from meshwright.conduct.rundir import RunDir, living_agents, read_lines
 from meshwright.conduct.shelf import Shelf, other_layout
 from meshwright.conduct.takeover import decide
 from meshwright.conduct.verdicts import Frozen, Verdict
@@ -69,6 +72,8 @@ _OWN_KINDS = frozenset(
         Kind.RESIZED,
         Kind.HANG,
         Kind.STRAGGLER,
+        Kind.QUARANTINED,
+        Kind.FALSE_ALARM,
         Kind.ALERT,
         Kind.ADVICE,
     }
@@ -194,6 +199,8 @@ class _Conductor:
         self.muster = self.ledger.muster = Muster(self.shelf.adopt(self.muster.job, through))
         self.state = replace(self.state, rules=replace(self.state.rules, shapes=self.muster.shapes))
         self.bench.take_layout(self.muster)
+        given_up = quarantined(read_lines(self.rundir.events)) & self.state.members.keys()
+        self.state = replace(self.state, quarantined=frozenset(given_up))
         for node, hello in hellos.items():
             self._greet(node, hello)
         for node in set(range(self.muster.nodes)) - set(living_agents(self.rundir.path)):
@@ -259,6 +266,7 @@ class _Conductor:
                 self._listen({**message, "kind": Kind(message["kind"])})
             case "exit":
                 fields = {k: v for k, v in report.items() if k not in ("event", "n")}
+                self._own_up(Exit(**fields))
                 self.ends.append(_ended(Exit(**fields)))
             case "dying":
                 ago_s = max(0.0, time.time() - report["ts"])
@@ -288,6 +296,9 @@ class _Conductor:
             self.ledger.on_event(message)
         elif kind == Kind.METRICS:
             self.ledger.measure(message)
+        elif kind == Kind.CORRUPT:
+            self._keep(message)
+            self._accuse(message)
         elif kind != Kind.PEER_GONE:
             self._keep(message)
 
@@ -307,6 +318,17 @@ class _Conductor:
             self.shelf.clear()
         self.ledger.store_said(message)
 
+    def _accuse(self, found: Message) -> None:
+        """Take the word of a member for what it has found of itself or of its twins."""
+        if found["certain"]:
+            self._apply(*(Corrupt(member, found["what"]) for member in found["members"]))
+        else:
+            what = (
+                f"step {found['step']}: {found['what']}, and it cannot be told which is right; go "
+                f"back to the last checkpoint: meshwright train {self.rundir.path} --resume"
+            )
+            self._apply(Disputed(found["epoch"], what, found["redo"]))
+
     # --- verdicts
 
     def _beat(self, node: int, beat: dict[str, Any]) -> None:
@@ -323,7 +345,7 @@ class _Conductor:
                 self._condemn(verdict)
 
     def _condemn(self, verdict: Verdict) -> None:
-        pulse = self.bench.samples[verdict.member].pulse
+        pulse = self.bench.condemn(verdict.member).pulse
         phase = pulse.phase.name.lower()
         if isinstance(verdict, Frozen):
             stalled_s, cause = verdict.frozen_s, f"frozen in {phase} (state {verdict.state})"
@@ -332,6 +354,14 @@ class _Conductor:
         self._apply(Condemned(verdict.member, cause, stalled_s))
         said = {"rank": verdict.rank, "member": verdict.member, "step": pulse.step, "phase": phase}
         self.ledger.store({"kind": Kind.HANG, **said, "stalled_s": stalled_s, "cause": cause})
+
+    def _own_up(self, end: Exit) -> None:
+        """Say so where a verdict proves wrong: its member got on before it was killed."""
+        if (before := self.bench.proved_alive(end.member, end.progress)) is not None:
+            phase = before.pulse.phase.name.lower()
+            what = f"was given up in {phase} and got on before it was killed"
+            said = {"rank": before.rank, "member": end.member, "step": before.pulse.step}
+            self.ledger.store({"kind": Kind.FALSE_ALARM, **said, "what": what})
 
     # --- requests of users
 

@@ -24,8 +24,8 @@ from meshwright.conduct.members import (
     TableLost,
 )
 from meshwright.conduct.places import crowded, grown, shrunk
-from meshwright.conduct.staffing import HOUR_S, Staffing
-from meshwright.conduct.turn import LAST
+from meshwright.conduct.staffing import Staffing
+from meshwright.conduct.turn import HOUR_S, LAST
 
 
 def decide(state: State, events: Sequence[Event], now_s: float) -> tuple[State, list[Action]]:
@@ -57,6 +57,8 @@ class _Settling(Staffing):
             self._wind_up()
         elif vacant := self.vacant():
             self._fill(vacant)
+        elif self.state.disputed:
+            self.send(self.state.table)
         elif self._all_hold():
             self._change_layout()
         elif self._all_run():

@@ -13,6 +13,8 @@ from meshwright.conduct.members import (
     Action,
     Begun,
     Condemned,
+    Corrupt,
+    Disputed,
     Dying,
     Ended,
     Event,
@@ -42,6 +44,7 @@ from meshwright.conduct.members import (
 from meshwright.conduct.protocol import Exit
 
 ACTIVE = (Stage.TAKING_OVER, Stage.RUNNING, Stage.WAITING)
+HOUR_S = 3600.0
 _GIVE_UP = 20  # times the time that an agent has to start
 LAST = (Stage.ENDING, Stage.KILLING, Stage.OVER)
 
@@ -72,6 +75,10 @@ class Turn:
                 self._dying(number, ago_s)
             case Condemned(number, cause, ago_s):
                 self.doom(number, cause, ago_s)
+            case Corrupt(number, cause):
+                self._quarantine(number, cause)
+            case Disputed():
+                self._dispute(event)
             case NodeUp():
                 self._node_up(event)
             case NodeGone(node, cause, ago_s):
@@ -191,8 +198,31 @@ class Turn:
         self.member(number, doom=cause, doom_ago_s=ago_s, fenced_s=fenced_s)
         self.actions.append(Kill(number))
 
+    def _quarantine(self, number: int, cause: str) -> None:
+        """A chip that errs is given up, and whatever it holds."""
+        state, member = self.state, self.state.members.get(number)
+        if member is None or number in state.quarantined:
+            return
+        self.put(quarantined=state.quarantined | {number})
+        rank = state.table.index(number) if number in state.table else member.lost_rank
+        told = {"rank": rank, "member": number, "node": member.node, "step": state.step}
+        self.record(Kind.QUARANTINED, **told, cause=cause)
+        self.doom(number, cause, 0.0)
+
+    def _dispute(self, event: Disputed) -> None:
+        state = self.state
+        if event.epoch != state.epoch or state.stage not in ACTIVE:
+            return
+        if event.redo:
+            self.put(disputed=True)
+        else:
+            self.fail(event.what)
+
     def _node_up(self, event: NodeUp) -> None:
         known = self.state.nodes.get(event.node, Node(event.slots, progress_s=self.now_s))
+        if known.banned:
+            self.actions += [Kill(number) for number in sorted(event.living)]
+            return
         node = replace(known, alive=True, linked=True, heard_s=self.now_s, told=False)
         self.put(nodes={**self.state.nodes, event.node: node})
         if event.fresh:
@@ -208,7 +238,20 @@ class Turn:
             return
         self.node(number, alive=False, linked=False)
         self._lose_members(self._members_of(number), cause, ago_s)
+        self._watch_flapping(number)
         self._revive(number)
+
+    def _watch_flapping(self, number: int) -> None:
+        """A node that is lost again and again is not used any more: it would use up what all the
+        others may be interrupted."""
+        before = self.state.nodes[number].gone_s
+        gone_s = (*(then for then in before if self.now_s - then < HOUR_S), self.now_s)
+        banned = len(gone_s) >= self.state.rules.max_flaps
+        self.node(number, gone_s=gone_s, banned=banned)
+        if banned:
+            cause = f"it was lost {len(gone_s)} times in an hour"
+            told = {"node": number, "member": None, "rank": None, "step": self.state.step}
+            self.record(Kind.QUARANTINED, **told, cause=cause)
 
     def _members_of(self, node: int) -> list[int]:
         return [n for n in self.state.living() if self.state.members[n].node == node]
@@ -222,7 +265,8 @@ class Turn:
     def _revive(self, number: int) -> None:
         """Have an agent started where there is none; one that never comes is tried again."""
         state, node = self.state, self.state.nodes[number]
-        if state.stage in LAST or state.stop_asked or node.revivals >= state.rules.max_takeovers:
+        spent = node.banned or node.revivals >= state.rules.max_takeovers
+        if state.stage in LAST or state.stop_asked or spent:
             return
         self.node(number, revivals=node.revivals + 1, revived_s=self.now_s)
         self.actions.append(Revive(number))

@@ -124,6 +124,9 @@ class ResilienceSection(_Section):
     )
     on_no_spare: Literal["shrink", "wait"] = "shrink"
     max_takeovers: int = Field(default=20, gt=0, description="in an hour; more end the run")
+    recheck_every: int = Field(
+        default=0, ge=0, description="steps between two samples of work done again; 0: none"
+    )
 
     @property
     def survives(self) -> bool:

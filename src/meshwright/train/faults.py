@@ -19,7 +19,8 @@ class Fault:
     """`member` does itself `kind` at the `times`-th time that it enters `phase` in `step` (from 1).
 
     "slow": from then on it sleeps `share` of the time that each phase has taken. "corrupt": flips
-    the highest bit of the exponent of element `element` of its first `what`.
+    a bit of the exponent of element `element` of its first `what`, of an "update" as soon as it is
+    made; a "rate" is doubled.
     """
 
     member: int
@@ -28,7 +29,7 @@ class Fault:
     kind: Harm = "kill"
     times: int = 1
     share: float = 1.0
-    what: Literal["weight", "gradient"] = "weight"
+    what: Literal["weight", "gradient", "update", "rate"] = "weight"
     element: int = 0
 
     @classmethod

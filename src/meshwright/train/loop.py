@@ -26,7 +26,6 @@ from meshwright.train.state import owned_state, save, trainer_meta
 from meshwright.train.trainer import Trainer
 
 _PROFILE_EVERY = 20  # steps between two reports of a rank's time split
-_CHECK_EVERY = 10  # steps between two looks at whether ranks that hold the same agree
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,8 @@ class TrainLoop:
         if step > done.saved and (step % job.checkpoint.every == 0 or self._over(step)):
             self._save(step)
         done.saved = max(done.saved, step)
-        if step > done.checked and step % _CHECK_EVERY == 0:
+        every = job.resilience.recheck_every
+        if every and step > done.checked and step % every == 0:
             self.check(step)
         done.checked = max(done.checked, step)
         if self._profile.steps and (step % _PROFILE_EVERY == 0 or self._over(step)):
@@ -264,8 +264,8 @@ class TrainLoop:
 
 def something_follows(job: Job, step: int) -> bool:
     """Whether all ranks take part in something between `step` and the next one."""
-    every = (job.job.eval_every, job.checkpoint.every, _CHECK_EVERY)
-    return step == job.job.steps or any(step % n == 0 for n in every)
+    every = (job.job.eval_every, job.checkpoint.every, job.resilience.recheck_every)
+    return step == job.job.steps or any(n and step % n == 0 for n in every)
 
 
 def _fields(said: dict[str, object]) -> dict[str, Any]:

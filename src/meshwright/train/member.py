@@ -26,18 +26,18 @@ from meshwright.checkpoint.store import latest
 from meshwright.plan.job import Job
 from meshwright.plan.layout import Layout
 from meshwright.plan.resilience import blocks, check_survivable, keeping
-from meshwright.train.agreement import checksum, disagreements, gather
+from meshwright.train.agreement import Guard
 from meshwright.train.comm import Axis, Clock
 from meshwright.train.device import measure_peak_flops
 from meshwright.train.fabric.fabric import Fabric
 from meshwright.train.fabric.group import FabricGroup, Groups
 from meshwright.train.fabric.orders import Interrupted, Orders, Table
 from meshwright.train.faults import Fault, Faults
+from meshwright.train.harm import corrupt, flip
 from meshwright.train.inputs import TrainArgs, first_step, open_inputs, start
 from meshwright.train.keepers import Keeper, arm, share_said, take_over, takes_from
 from meshwright.train.loop import Progress, StopFlag, TrainLoop, something_follows
 from meshwright.train.mesh import Mesh, build_mesh
-from meshwright.train.optim import Updated
 from meshwright.train.parity import Parity
 from meshwright.train.precision.apply import COMPUTE_DTYPES
 from meshwright.train.rebuild import help_rebuild, rebuild
@@ -56,10 +56,10 @@ from meshwright.train.recovery import (
 from meshwright.train.redundancy import Cost
 from meshwright.train.shadow import Shadow
 from meshwright.train.trainer import Trainer
+from meshwright.train.vigil import stand_guard
 from meshwright.train.warm import warm_up
 
 _RECOVERY_CHANNEL = 2  # what groups take for themselves are hashes
-_CHECK_CHANNEL = 1 << 20  # and one for each step that is checked
 _NICE = 5  # so that agent and conductor, who have little to do, are never behind the workers
 
 
@@ -193,7 +193,7 @@ class Member:
 
     def _get_ready(self) -> None:
         """To take any rank."""
-        self._loop = self._mirror = None
+        self._loop = self._mirror = self._watch.guard = None
         self._watch.enter(Phase.IDLE)
         if not self._spares:
             self._spares = warm_up(self._args, self._job, self._mesh)
@@ -309,7 +309,8 @@ class Member:
     def _shadow_differs(self, step: int) -> None:
         rank = self._fabric.rank
         what = f"the shadow of rank {rank} differed and has got its state anew"
-        self._events.emit(Kind.CORRUPT, step=step, what=what, suspects=[rank])
+        mended = {"suspects": [], "members": [], "certain": True, "redo": False}
+        self._events.emit(Kind.CORRUPT, step=step, what=what, **mended)
 
     def _standing(self, intact: bool) -> Standing:
         rank = self._fabric.rank
@@ -468,34 +469,23 @@ class Member:
         self._mirror = self._arm(trainer)
         loop = TrainLoop(trainer, inputs, self._events, self._stop)
         loop.begin_step, loop.also_report = self._watch.begin_step, self._report_redundancy
-        loop.check = self._check
+        twins = self._keeping.twins[rank]
+        self._watch.guard = stand_guard(loop, self._fabric, twins, self._events.emit)
         return loop
-
-    def _check(self, step: int) -> None:
-        """Whether all who hold the same weights agree on them."""
-        assert self._loop is not None
-        twins = self._keeping.twins
-        if not any(twins):
-            return
-        world = FabricGroup(self._fabric, tuple(range(self._world)), _CHECK_CHANNEL + 2 * step)
-        sums = gather(world, checksum(self._loop.trainer))
-        for found in disagreements(sums, twins):
-            if self._fabric.rank == found.ranks[0]:
-                what = f"the weights of ranks {list(found.ranks)} differ"
-                suspects = list(found.odd or found.ranks)
-                self._events.emit(Kind.CORRUPT, step=step, what=what, suspects=suspects)
 
     def _report_redundancy(self) -> None:
         """What it costs on this rank; twins cost nothing."""
         self._tell_cost(Cost() if self._mirror is None else self._mirror.take_cost())
 
     def _tell_cost(self, cost: Cost) -> None:
+        guard = self._watch.guard
         self._events.emit(
             Kind.REDUNDANCY,
             kind_of=self._keeping.kind,
             bytes=cost.held_bytes,
             seconds=cost.seconds,
             wire_bytes=cost.wire_bytes,
+            check_seconds=0.0 if guard is None else guard.take_cost(),
         )
 
     def _mesh(self, rank: int) -> Mesh:
@@ -510,13 +500,11 @@ class Member:
         return mesh
 
     def _corrupt(self, fault: Fault) -> None:
-        """Flip a bit, as a faulty chip does; a spare, of what it shadows."""
-        if self._loop is None:
-            group: Updated = next(iter(self._shadow.held.values())).kept.groups[0]
+        """Do the harm of a faulty chip; on a spare, to what it shadows."""
+        if self._loop is not None:
+            corrupt(self._loop.trainer, fault)
         else:
-            group = self._loop.trainer.data.groups[0]
-        flat = group.master if fault.what == "weight" else group.grad
-        flat.view(torch.int32)[fault.element] ^= 1 << 29
+            flip(next(iter(self._shadow.held.values())).kept.groups[0].master, fault.element)
 
 
 @dataclass
@@ -529,6 +517,7 @@ class _Watch:
     step: int = 0
     phase: Phase = Phase.IDLE
     computing: bool = False  # whatever is under way may be cut short anywhere
+    guard: Guard | None = None
 
     def on_order(self, _signal: int, frame: FrameType | None) -> None:
         """There are orders: a long computation need not end first. Raises Interrupted."""
@@ -555,6 +544,8 @@ class _Watch:
         self.faults.enter(self.step, phase)
         if phase not in (Phase.TAKEOVER, Phase.OPTIMIZER):
             self.fabric.look()
+        if phase is Phase.CHECKPOINT and self.guard is not None:
+            self.guard.verify(self.step - 1)
         self.computing = phase in (Phase.FORWARD, Phase.BACKWARD)
 
     @contextmanager

@@ -19,7 +19,7 @@ import torch
 
 from meshwright.base.pulse import Phase
 from meshwright.plan.job import OptimizerSection
-from meshwright.train.agreement import state_checksum
+from meshwright.train.agreement import state_bits
 from meshwright.train.fabric.fabric import Fabric
 from meshwright.train.fabric.line import Line
 from meshwright.train.gradients import Vote
@@ -69,7 +69,7 @@ class Shadowed:
         words = {**state_words(trainer), "seeded": trainer.seeded_before}
         asked: dict[str, Any] = {"step": step, "words": words}
         if (step + 1) % _COMPARE_EVERY == 0:
-            asked["sum"] = state_checksum(trainer.data.groups, trainer.optimizer.moments)
+            asked["sum"] = state_bits(trainer.data.groups, trainer.optimizer.moments)
         log = own_log(trainer)
         while not self._is_there(asked, log):
             self._differs(step)
@@ -157,7 +157,7 @@ class Held:
     @property
     def checksum(self) -> int:
         """Of masters and moments."""
-        return state_checksum(self.kept.groups, self.kept.optimizer.moments)
+        return state_bits(self.kept.groups, self.kept.optimizer.moments)
 
     def fill(self, trainer: Trainer) -> None:
         """Make `trainer` stand where the lost rank stood, with the log of the step under way if

@@ -46,6 +46,20 @@ class OwnWork:
     sums: StepSums
 
 
+class Guard(Protocol):
+    """Who looks for errors of this chip. Steps count from 0. Each raises RunError where it is the
+    one that errs."""
+
+    def before_vote(self, step: int) -> None:
+        """The gradients of `step` are whole, and nothing is overwritten. Raises Interrupted."""
+
+    def before_update(self, step: int) -> None:
+        """`step` counts, and the update is next. Asks nobody."""
+
+    def after_update(self) -> None:
+        """The update is made."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """Mean loss in nats over `tokens` held-out targets."""
@@ -82,6 +96,7 @@ class Trainer:
         self.inside = False  # at what only ranks of this replica take part in
         self.stale = True  # the weights in use have not followed the masters yet
         self.redundancy: Redundancy | None = None
+        self.guard: Guard | None = None
 
     def initialise(self) -> None:
         """Give every weight its initial value, the same for every layout."""
@@ -110,6 +125,8 @@ class Trainer:
         if self.redundancy is not None:
             self.redundancy.log()
         self.mesh.clock.enter(Phase.VOTE)
+        if self.guard is not None:
+            self.guard.before_vote(step)
         agreed = vote(self.data.groups, self.own.sums, self.mesh, stop, scale)
         self.agreed = (step, agreed)
         return agreed
@@ -155,12 +172,16 @@ class Trainer:
         settings = self.job.optimizer
         rate = learning_rate(settings, step, self.job.job.steps) if agreed.finite else None
         divisor = gradient_divisor(agreed, settings.grad_clip, scale) if agreed.finite else 1.0
+        if self.guard is not None:
+            self.guard.before_update(step)
         made = self.redundancy is not None and self.redundancy.apply(rate, divisor)
         if rate is None:
             return False
         if not made:
             self.optimizer.step(rate, divisor)
         self.stale = True
+        if self.guard is not None:
+            self.guard.after_update()
         self.routing.learn()
         return True
 

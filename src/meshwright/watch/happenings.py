@@ -13,7 +13,7 @@ from meshwright.watch.history import JsonObject
 from meshwright.watch.survival import survival_words
 
 _ENVELOPE = ("ts", "seq", "run", "incarnation", "kind", "rank", "step")
-_BAD = (Kind.RANK_LOST, Kind.RUN_FAILED, Kind.HANG, Kind.CORRUPT)
+_BAD = (Kind.RANK_LOST, Kind.RUN_FAILED, Kind.HANG, Kind.CORRUPT, Kind.QUARANTINED)
 _FIGURES = (Kind.RANK_PROFILE, Kind.EXPERT_LOAD)  # drawn, not listed
 
 

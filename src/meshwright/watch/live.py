@@ -215,6 +215,10 @@ class LiveView:
             found["gradients"] = f"{sent} sent, {saved} saved"
         if state.survived:
             found["takeovers"] = f"{len(state.survived)}, last: {state.survived[-1]}"
+        if state.false_alarms:
+            found["false alarms"] = str(state.false_alarms)
+        if state.quarantined:
+            found["quarantined"] = "; ".join(state.quarantined)
         if state.skipped:
             scale = ordinary(state.loss_scale)
             last = state.skipped[-1]

@@ -35,6 +35,8 @@ class LiveState:
     skipped: list[int] = field(default_factory=list)
     loss_scale: float = math.nan
     survived: list[str] = field(default_factory=list)  # takeovers, in words
+    false_alarms: int = 0
+    quarantined: list[str] = field(default_factory=list)  # chips and nodes, in words
     moved: int = 0  # experts that changed places
     grad_sent_bytes: float = 0.0  # by compressed reductions, over all ranks
     grad_saved_bytes: float = 0.0
@@ -69,6 +71,10 @@ class LiveState:
             case Kind.TAKEOVER_DONE:
                 self.survived.append(survival_words(message) or "")
                 self.status = "running"
+            case Kind.FALSE_ALARM:
+                self.false_alarms += 1
+            case Kind.QUARANTINED:
+                self.quarantined.append(survival_words(message) or "")
             case Kind.RUN_FINISHED:
                 self.status = "finished"
             case Kind.RUN_FAILED:

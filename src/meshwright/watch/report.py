@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from meshwright.base.events import ExpertLoad
+from meshwright.base.events import ExpertLoad, Kind
 from meshwright.plan.layout import Layout
 from meshwright.watch.chips import draw_layout
 from meshwright.watch.experts import by_layer, milestones, report_steps
@@ -22,6 +22,7 @@ from meshwright.watch.history import RunHistory, read_run
 from meshwright.watch.layout_words import layout_facts
 from meshwright.watch.redundancy import redundancy_words
 from meshwright.watch.summary import nonfinite_steps, split_by_rank, summary
+from meshwright.watch.survival import survival_words
 
 _EVENT_ROWS = 400
 
@@ -160,6 +161,9 @@ def notices(history: RunHistory) -> list[str]:
             f"steps skipped because fp16 gradients overflowed: {len(skipped):,}, "
             f"first {skipped[0]:,}, last {skipped[-1]:,}"
         )
+    if alarms := summary(history)["false_alarms"]:
+        found.append(f"ranks that were replaced by a false alarm, and could have gone on: {alarms}")
+    found += [survival_words(e) or "" for e in history.events if e.get("kind") == Kind.QUARANTINED]
     if history.unreadable_lines:
         found.append(f"unreadable lines in the run's records: {history.unreadable_lines:,}")
     return found

@@ -195,9 +195,23 @@ def summary(history: RunHistory) -> dict[str, Any]:
         "expert_load": _expert_load(history),
         "redundancy": redundancy(history.events),
         "skipped_steps": list(history.skipped_steps),
+        "takeovers": _count(history.events, Kind.TAKEOVER_DONE),
+        "false_alarms": _count(history.events, Kind.FALSE_ALARM),
+        "quarantined": quarantined(history.events),
         "nonfinite_steps": nonfinite_steps(history),
         "unreadable_lines": history.unreadable_lines,
     }
+
+
+def _count(events: Sequence[JsonObject], kind: Kind) -> int:
+    return sum(event.get("kind") == kind for event in events)
+
+
+def quarantined(events: Sequence[JsonObject]) -> list[JsonObject]:
+    """Chips and whole nodes (`rank` None) that were given up, and why."""
+    keys = ("rank", "member", "node", "step", "cause")
+    found = [event for event in events if event.get("kind") == Kind.QUARANTINED]
+    return [{key: event.get(key) for key in keys} for event in found]
 
 
 def _layout(history: RunHistory) -> dict[str, Any]:

@@ -14,6 +14,8 @@ _KINDS = frozenset(
         Kind.HANG,
         Kind.STRAGGLER,
         Kind.CORRUPT,
+        Kind.QUARANTINED,
+        Kind.FALSE_ALARM,
         Kind.ALERT,
         Kind.ADVICE,
     }
@@ -39,11 +41,25 @@ def survival_words(event: Mapping[str, Any]) -> str | None:
             much = f"{ratio:.2f} times" if isinstance(ratio, float) else "more than"
             return f"rank {event.get('rank')} is slow: {much} the time of its like"
         case Kind.CORRUPT:
-            return f"rank {event.get('rank')}: {event.get('what')}"
+            return _corrupt(event)
+        case Kind.QUARANTINED:
+            rank, node = event.get("rank"), event.get("node")
+            which = f"node {node}" if rank is None else f"the chip of rank {rank} on node {node}"
+            return f"{which} is not used again: {event.get('cause')}"
+        case Kind.FALSE_ALARM:
+            return f"false alarm: rank {event.get('rank')} {event.get('what')}"
         case Kind.ALERT:
             return str(event.get("what"))
         case _:
             return str(event.get("advice"))
+
+
+def _corrupt(event: Mapping[str, Any]) -> str:
+    suspects = event.get("suspects")
+    known = isinstance(suspects, list) and len(suspects) == 1
+    rank = suspects[0] if isinstance(suspects, list) and known else event.get("rank")
+    again = "; the step is done again" if event.get("redo") else ""
+    return f"rank {rank}: {event.get('what')}{again}"
 
 
 def _takeover(event: Mapping[str, Any]) -> str:

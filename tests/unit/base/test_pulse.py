@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -85,6 +87,45 @@ def test_waits_are_summed_by_step(memory: int) -> None:
     assert reader.read(0).waited_ns == 0  # as of the beginning of the step
     writer.step(1, 2)
     assert reader.read(0).waited_ns >= 40_000_000
+
+
+def test_who_sleeps_is_busy_and_who_waits_for_others_is_not(memory: int) -> None:
+    """A rank that is held up by its disk or its agent is as slow as one that computes slowly."""
+    writer, reader = PulseWriter(memory, 0), PulseReader(memory)
+    writer.step(1, 1)
+    first = reader.read(0)
+    time.sleep(0.05)
+    writer.step(1, 2)
+    slept = reader.read(0)
+    writer.wait(1)
+    time.sleep(0.3)
+    writer.resume()
+    writer.step(1, 3)
+    waited = reader.read(0)
+    assert slept.busy_ns - first.busy_ns >= 50_000_000
+    assert waited.waited_ns - slept.waited_ns >= 300_000_000
+    assert waited.busy_ns - slept.busy_ns < 250_000_000
+
+
+def test_who_waits_for_a_core_is_not_busy(memory: int) -> None:
+    """Three others want the core that this process is bound to."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    rivals = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    try:
+        writer, reader = PulseWriter(memory, 0), PulseReader(memory)
+        writer.step(1, 1)
+        first, begun_ns = reader.read(0), time.monotonic_ns()
+        spent_ns = _burn(100_000_000)
+        writer.step(1, 2)
+        wall_ns = time.monotonic_ns() - begun_ns
+        busy_ns = reader.read(0).busy_ns - first.busy_ns
+        assert spent_ns < 1.01 * busy_ns < 0.75 * wall_ns
+    finally:
+        os.sched_setaffinity(0, cores)
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
 
 
 @pytest.mark.parametrize("member", [-1, 3])

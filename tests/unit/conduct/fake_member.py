@@ -1,7 +1,8 @@
 """A member without a trainer: obeys tables, counts steps, and keeps its state in a folder.
 
 `args`: `folder` (one file a rank, its step), `steps`, `step_s`, and `acts`: by member,
-`{"at": step, "do": "raise" | "hang" | "SIGKILL" | ...}`; `late`: a member that is slow to come up.
+`{"at": step, "do": "raise" | "hang" | "slow" | "SIGKILL" | ...}`; `late`: a member that is slow
+to come up.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Fake:
         self.pulse = PulseWriter(context.pulse_fd, context.member)
         self.rank, self.world, self.epoch, self.step, self.stopped = -1, 0, 0, 0, False
         self.waits_for: int | None = None
+        self.pace = 1.0
         self.member_of: dict[int, int] = {}
         signal.signal(signal.SIGTERM, lambda *_: None)
         self.born_s = time.monotonic()
@@ -94,7 +96,7 @@ class Fake:
         self.pulse.step(self.epoch, step)
         self.say(Kind.PROGRESS, step=step)
         self.act(step)
-        time.sleep(self.args.get("step_s", 0.005))
+        time.sleep(self.pace * self.args.get("step_s", 0.005))
         self.step = step
         self.show()
         self.tell()
@@ -141,6 +143,11 @@ class Fake:
         if self.step:
             self.tell()  # the last words of the member before may be lost
 
+    def accuse(self, step: int, certain: bool) -> None:
+        """This member itself, or its twins too."""
+        found = {"suspects": [self.rank], "members": [self.context.member], "redo": False}
+        self.say(Kind.CORRUPT, step=step, what="its state changed", certain=certain, **found)
+
     def act(self, step: int) -> None:
         """Do what was told for this step."""
         acts = self.args.get("acts", {})
@@ -149,6 +156,12 @@ class Fake:
             return
         if act["do"] == "raise":
             raise ValueError(f"bad value on member {self.context.member}")
+        if act["do"] == "slow":
+            self.pace = 1.2
+            return
+        if act["do"] in ("corrupt", "dispute"):
+            self.accuse(step, certain=act["do"] == "corrupt")
+            time.sleep(LIMIT_S)
         if act["do"] == "hang":
             self.pulse.enter(Phase.BACKWARD)
             time.sleep(LIMIT_S)

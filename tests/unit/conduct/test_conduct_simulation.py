@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from meshwright.conduct.members import (
     Unlinked,
 )
 from meshwright.conduct.muster import Muster
+from meshwright.conduct.simulated import Line
 from meshwright.conduct.simulation import Simulation, Verdict, ViolationError
 from meshwright.conduct.takeover import decide
 
@@ -179,6 +180,40 @@ def crash_amid_a_table(seed: int, **options: Any) -> Verdict:
 
 def test_a_crash_amid_a_table_does_no_harm() -> None:
     assert all(crash_amid_a_table(seed).failure is None for seed in range(100))
+
+
+@pytest.mark.parametrize("harm", ["drop", "delay", "double"])
+def test_no_control_message_is_one_that_all_depends_on(
+    monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    """Case 18: each message of a run with a loss in turn. One is dropped only with its line."""
+    send = Line.send
+    for chosen in range(120):
+        count = 0
+
+        def send_badly(
+            line: Line, way: str, deliver: Callable[[], None], chosen: int = chosen
+        ) -> None:
+            nonlocal count
+            count += 1
+            if count - 1 != chosen:
+                send(line, way, deliver)
+            elif harm == "drop":
+                line.open = False
+            elif harm == "delay":
+                line._next_s[way] = line.clock.now_s + 5.0  # and all that follow: in order
+                send(line, way, deliver)
+            else:
+                send(line, way, deliver)
+                send(line, way, deliver)
+
+        monkeypatch.setattr(Line, "send", send_badly)
+        world = Simulation(7, SPARES, steps=16)
+        world.run_until(4.0)
+        world.kill(2)
+        end = world.play(limit_s=400.0)
+        assert (end.failure, end.step, end.restarts) == (None, 16, 0), (chosen, end)
+        assert count > chosen
 
 
 def test_giving_an_epoch_twice_is_caught() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,49 @@ def test_whatever_befalls_a_rank_it_is_replaced(scene: Scene, do: str) -> None:
     hangs = [(event["rank"], event["phase"]) for event in scene.events(Kind.HANG)]
     assert hangs == {"SIGSTOP": [(2, "data")], "hang": [(2, "backward")]}.get(do, [])
     assert scene.steps() == list(range(1, 61))
+
+
+def test_a_chip_that_errs_is_replaced_and_not_used_again(scene: Scene) -> None:
+    job = make_job(4, cluster={"spares": 1})
+    outcome = scene.play(job, {"2": {"at": 7, "do": "corrupt"}}, steps=300)
+    assert (outcome.status, outcome.error) == (Status.FINISHED, None)
+    [done] = scene.events(Kind.TAKEOVER_DONE)
+    assert (done["members"], done["cause"]) == ({"2": 4}, "its state changed")
+    [given_up] = scene.events(Kind.QUARANTINED)
+    assert (given_up["rank"], given_up["member"], given_up["node"]) == (2, 2, 0)
+    # There are five chips, and one of them is not to be used: there is no room for a new spare.
+    assert {event["member"] for event in scene.events(Kind.SPARE_READY)} == {4}
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_a_rank_that_sleeps_is_named_and_nobody_because_cores_are_few(
+    scene: Scene, slow: bool
+) -> None:
+    """Case 20, of a rank that uses no more of its core than others do."""
+    rivals = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        acts = {"2": {"at": 5, "do": "slow"}} if slow else {}
+        outcome = scene.play(make_job(4), acts, steps=50, step_s=0.05)
+    finally:
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
+    assert (outcome.status, outcome.error) == (Status.FINISHED, None)
+    named = scene.events(Kind.STRAGGLER)
+    assert [event["rank"] for event in named] == ([2] if slow else [])
+    if slow:
+        kinds = [(message["kind"], message.get("step", 0)) for message in scene.seen]
+        before = kinds[: [kind for kind, _ in kinds].index(Kind.STRAGGLER)]
+        assert max(step for kind, step in before if kind == Kind.METRICS) < 5 + 20
+    assert not scene.events(Kind.HANG)
+
+
+def test_what_twins_dispute_for_good_ends_the_run_and_says_how_to_go_on(scene: Scene) -> None:
+    outcome = scene.play(make_job(4), {"2": {"at": 7, "do": "dispute"}})
+    assert outcome.status is Status.FAILED
+    assert outcome.error is not None
+    assert outcome.error.startswith("step 7: its state changed, and it cannot be told which is ")
+    assert outcome.error.endswith(f"last checkpoint: meshwright train {scene.rundir.path} --resume")
 
 
 def test_two_that_die_together_and_one_of_the_spares(scene: Scene) -> None:

@@ -17,7 +17,7 @@ from meshwright.conduct.limits import Limits, limits, quantile
 from meshwright.conduct.processes import read_process
 from meshwright.conduct.stragglers import WINDOW_STEPS, StepLog
 from meshwright.conduct.verdicts import Frozen, Hang, Sample, judge
-from meshwright.conduct.watching import LONGEST_LOOK_S, Watch
+from meshwright.conduct.watching import LONGEST_LOOK_S, LONGEST_STOPPED_LOOK_S, Watch
 
 USUAL = limits(30.0, [0.1] * 20)  # hangs after 1 s
 LONG_S = 5.0
@@ -179,6 +179,19 @@ def test_silence_counts_only_as_far_as_it_was_watched() -> None:
     assert watch.look(3600.2, pulse(begun=101), "S").quiet_s == 0.0
     assert watch.look(3600.3, pulse(begun=101), "D").state_s == 0.0
     assert watch.look(3600.4, pulse(begun=101), "D").state_s == pytest.approx(0.1)
+
+
+def test_an_agent_that_is_late_needs_several_looks_to_call_a_process_frozen() -> None:
+    """All of the machine stood still for a second: that is no evidence against anybody."""
+    watch = Watch(0, 0)
+    late = [watch.look(now_s, pulse(), "T") for now_s in (0.0, 1.0, 2.0)]
+    assert judge([late[1], sample(1, 0.0)], USUAL) == ()
+    assert late[2].state_s == 2 * LONGEST_STOPPED_LOOK_S
+    on_time = Watch(0, 0)
+    for look in range(5):
+        seen = on_time.look(look * 0.02, pulse(), "T")
+    assert seen.state_s == pytest.approx(0.08)
+    assert [type(verdict) for verdict in judge([seen, sample(1, 0.0)], USUAL)] == [Frozen]
 
 
 @pytest.mark.parametrize("stall_s", [0.5, 30.0, 600.0])

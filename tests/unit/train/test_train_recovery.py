@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from meshwright.base.errors import RunError
-from meshwright.train.agreement import Disagreement, disagreements
 from meshwright.train.gradients import Vote
 from meshwright.train.recovery import Standing, settle
 
@@ -65,15 +64,6 @@ def test_without_any_state_it_is_a_start() -> None:
 def test_a_standing_survives_the_way() -> None:
     standing = replace(BEFORE, reduced=6, keeps=(3, 4), peak_flops=0.1)
     assert Standing.from_bytes(standing.as_bytes()) == standing
-
-
-def test_replicas_that_differ_are_named_and_the_odd_one_out() -> None:
-    threes = [(1, 2), (0, 2), (0, 1), (4,), (3,)]
-    assert disagreements([5, 5, 5, 9, 9], threes) == []
-    assert disagreements([5, 6, 5, 9, 8], threes) == [
-        Disagreement((0, 1, 2), (1,)),
-        Disagreement((3, 4), ()),
-    ]
 
 
 def test_what_a_shadow_has_not_heard_of_does_not_make_others_do_it_again() -> None:

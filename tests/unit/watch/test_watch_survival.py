@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from watch_runs import event, started, write_run
 
 from meshwright.base.events import Kind
+from meshwright.plan.layout import Layout
 from meshwright.watch.happenings import event_rows
+from meshwright.watch.history import read_run
 from meshwright.watch.live_state import LiveState
+from meshwright.watch.report import notices
+from meshwright.watch.summary import summary
 from meshwright.watch.survival import survival_words
 
 TAKEOVER = {
@@ -46,6 +52,26 @@ TAKEOVER = {
         ({"kind": Kind.ALERT, "what": "node 1 is silent"}, "node 1 is silent"),
         ({"kind": Kind.ADVICE, "advice": "use more spares"}, "use more spares"),
         ({"kind": Kind.CORRUPT, "rank": 2, "what": "moments differ"}, "rank 2: moments differ"),
+        (
+            {"kind": Kind.CORRUPT, "rank": 1, "suspects": [3], "what": "its state changed"},
+            "rank 3: its state changed",
+        ),
+        (
+            {"kind": Kind.CORRUPT, "rank": 1, "suspects": [1, 3], "what": "y", "redo": True},
+            "rank 1: y; the step is done again",
+        ),
+        (
+            {"kind": Kind.QUARANTINED, "rank": 3, "node": 0, "cause": "x"},
+            "the chip of rank 3 on node 0 is not used again: x",
+        ),
+        (
+            {"kind": Kind.QUARANTINED, "rank": None, "node": 1, "cause": "x"},
+            "node 1 is not used again: x",
+        ),
+        (
+            {"kind": Kind.FALSE_ALARM, "rank": 2, "what": "got on"},
+            "false alarm: rank 2 got on",
+        ),
         ({"kind": Kind.METRICS, "step": 1}, None),
     ],
 )
@@ -60,6 +86,29 @@ def test_a_taken_over_rank_leaves_the_run_running() -> None:
     state.apply(TAKEOVER, 1.0)
     assert state.status == "running"
     assert state.survived == ["rank 3 taken over (died by SIGKILL) in 51 ms, no step lost"]
+
+
+def test_false_alarms_are_counted_and_chips_given_up_are_listed(tmp_path: Path) -> None:
+    alarm = event(Kind.FALSE_ALARM, 2, rank=1, step=3, what="got on")
+    given_up = {"rank": 2, "member": 2, "node": 0, "step": 4, "cause": "it errs"}
+    events = [
+        started(0, Layout(dp_replicate=2, tp=2, pp=2)),
+        alarm,
+        alarm,
+        event(Kind.QUARANTINED, 3, **given_up),
+    ]
+    state = LiveState(steps=10, world=4)
+    for message in events:
+        state.apply(message, 0.0)
+    words = "the chip of rank 2 on node 0 is not used again: it errs"
+    assert (state.false_alarms, state.quarantined) == (2, [words])
+    history = read_run(write_run(tmp_path, events=events))
+    found = summary(history)
+    assert (found["false_alarms"], found["quarantined"]) == (2, [given_up])
+    assert notices(history)[-2:] == [
+        "ranks that were replaced by a false alarm, and could have gone on: 2",
+        words,
+    ]
 
 
 def test_the_report_lists_it() -> None:

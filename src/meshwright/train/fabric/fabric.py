@@ -20,7 +20,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from meshwright.base.errors import RunError
 from meshwright.base.pulse import PulseWriter
@@ -247,6 +247,13 @@ class Fabric:
             op.one_done()
         else:
             early.wanted = (place, op)
+
+    def halt(self) -> NoReturn:
+        """Go on only by another table. Raises Interrupted."""
+        if self._pulse is not None:
+            self._pulse.wait()
+        while True:
+            self._turn(None)
 
     def wait(self, op: Operation) -> None:
         """Turn until `op` is done. Raises Interrupted."""
