@@ -17,6 +17,7 @@ from meshwright.train.precision.apply import COMPUTE_DTYPES
 from meshwright.train.trainer import Trainer
 
 _ROWS, _MOST_COLUMNS = 64, 512
+_SPREAD = "; what was computed wrongly before is in the weights of all: checkpoints may hold it too"
 
 
 def sampled_work(trainer: Trainer, step: int) -> int:
@@ -42,7 +43,7 @@ def recheck(trainer: Trainer, twins: FabricGroup | None, step: int) -> Finding |
     first, again = sampled_work(trainer, step), sampled_work(trainer, step)
     erred = first != again
     if erred:
-        what = "the same products came out otherwise the second time"
+        what = f"the same products came out otherwise the second time{_SPREAD}"
         return Finding(step, what, (trainer.mesh.rank,), certain=True)
     if twins is None:
         return None
@@ -54,4 +55,5 @@ def recheck(trainer: Trainer, twins: FabricGroup | None, step: int) -> Finding |
     if twins.index != told_by:
         return None
     what = f"ranks {list(twins.ranks)} hold the same weights and find other products of them"
+    what += _SPREAD
     return Finding(step, what, suspects, certain=odd is not None)
