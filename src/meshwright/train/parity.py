@@ -171,7 +171,7 @@ class Parity:
         made = [self._room(group, applied - 1) for group in anew]
         mine = self._state if told["anew"] else None
         self._rounds(mine, self._take_state, made)
-        self.was, self._whole = {}, True
+        self.was, self._whole, self.cost = {}, True, Cost()
 
     def take_cost(self) -> Cost:
         """What it has taken since it was last asked, but for this rank's own update."""
