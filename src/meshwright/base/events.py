@@ -50,7 +50,7 @@ class Kind(StrEnum):
     STRAGGLER = "straggler"  # * rank, member, busy_ratio (to the median of its like)
     CORRUPT = "corrupt"  # * rank, member, step, what disagreed
     ALERT = "alert"  # * what, node: seen once, nothing was done about it
-    ADVICE = "advice"  # * advice (one line)
+    ADVICE = "advice"  # advice (one line); of the conductor, or of a rank, which names itself
 
 
 @dataclass(frozen=True)

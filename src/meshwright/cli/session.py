@@ -92,8 +92,8 @@ class Session:
         folder = export_hf(
             self.job.model,
             commit_read(saved.path),
-            self.data.prepared.tokenizer_path,
-            self.data.prepared.end_of_text,
+            self.data.tokenizer_path,
+            self.data.end_of_text,
             self.rundir.path / MODEL_FOLDER,
         )
         self.rundir.append_event({"kind": Kind.MODEL_EXPORTED, "path": str(folder)})
@@ -172,9 +172,9 @@ class Session:
     def _args(self, plan: dict[str, Any], start: Path | None) -> dict[str, Any]:
         return {
             "job": self.job.model_dump(mode="json"),
-            "train_prefix": str(self.data.prepared.train_prefix),
-            "end_of_text": self.data.prepared.end_of_text,
-            "held_out_prefix": str(self.data.prepared.held_out_prefix),
+            "train_prefix": [str(prefix) for prefix in self.data.train_prefix],
+            "end_of_text": self.data.end_of_text,
+            "held_out_prefix": [p and str(p) for p in self.data.held_out_prefix],
             "checkpoints": str(self.rundir.checkpoints.resolve()),
             "resume_from": None if start is None else str(start.resolve()),
             "baselines": self.data.baselines,

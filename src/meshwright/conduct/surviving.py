@@ -66,7 +66,6 @@ _OWN_KINDS = frozenset(
         Kind.HANG,
         Kind.STRAGGLER,
         Kind.ALERT,
-        Kind.ADVICE,
     }
 )
 

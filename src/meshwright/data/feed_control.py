@@ -98,6 +98,11 @@ def deepest(seen: Seen, limits: Limits) -> int:
     return max(1, limits.memory_bytes // max(1, seen.batch_bytes))
 
 
+def at_limit(now: Controls, seen: Seen, limits: Limits) -> bool:
+    """Whether more readers, or more batches ahead, would not help or are not allowed."""
+    return now.saturated or now.workers >= limits.workers or now.depth >= deepest(seen, limits)
+
+
 def advice(now: Controls, seen: Seen, limits: Limits) -> str | None:
     """One line on what keeps the trainer waiting and what would help, or None below the limit."""
     if seen.wait_share <= limits.wait_share:

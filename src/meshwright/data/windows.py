@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from meshwright.base.errors import DataError
-from meshwright.data.sampler import sample_indices
 from meshwright.data.store import TokenStore, as_plain
 
 
@@ -56,13 +55,32 @@ class Windows:
         return out
 
 
-@dataclass(frozen=True)
-class TrainSamples:
-    """The endless sequence of training samples of a run: sample k depends on (seed, k) alone."""
+class JoinedWindows:
+    """Windows of several stores, numbered one store after the other, to be looked at by `shares`:
+    of each store as many as its share, spread evenly over it."""
 
-    windows: Windows
-    seed: int
+    def __init__(self, parts: Sequence[Windows], shares: Sequence[float]) -> None:
+        """`shares` are one for each part, and one of them above 0."""
+        self.parts, self._shares = parts, shares
+        self._firsts = np.cumsum([0, *(len(part) for part in parts)])
 
-    def read(self, ks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Tokens of samples number `ks` [m] of the run, int64 [m, seq_len + 1]."""
-        return self.windows.read(sample_indices(self.seed, ks, len(self.windows)))
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    def spread(self, count: int) -> npt.NDArray[np.int64]:
+        """Up to `count` windows."""
+        edges = np.round(np.cumsum([0.0, *self._shares]) / sum(self._shares) * count).astype(int)
+        found = [
+            first + part.spread(int(many))
+            for part, first, many in zip(self.parts, self._firsts, np.diff(edges), strict=False)
+        ]
+        return np.concatenate(found).astype(np.int64)
+
+    def read(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Tokens of windows `indices` [m], int64 [m, seq_len + 1]. Raises IndexError."""
+        out = np.empty((len(indices), self.parts[0].seq_len + 1), dtype=np.int64)
+        which = np.searchsorted(self._firsts, indices, side="right") - 1
+        for number, part in enumerate(self.parts):
+            mine = which == number
+            out[mine] = part.read(indices[mine] - self._firsts[number])
+        return out

@@ -297,7 +297,7 @@ class Member:
             self._mirror = trainer.redundancy = Mirror(trainer, everyone, keeper, wards)
         loop = TrainLoop(trainer, inputs, self._events, self._stop)
         loop.begin_step, loop.also_report = self._watch.begin_step, self._report_redundancy
-        loop.check = self._check
+        loop.check, loop.feed.idle = self._check, self._fabric.look
         return loop
 
     def _check(self, step: int) -> None:
