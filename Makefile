@@ -62,3 +62,4 @@ bench: setup
 	$(BIN)/python benchmarks/step_overhead.py --write
 	$(BIN)/python benchmarks/axes.py --write
 	$(BIN)/python benchmarks/peers_train.py --setup --write
+	$(BIN)/python benchmarks/data.py --setup --write

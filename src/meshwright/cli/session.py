@@ -58,6 +58,7 @@ class Session:
     signals: StopSignals  # entered
     adopt: bool = False  # the agents of an earlier conductor still train
     harm: Harm | None = None  # what a drill does to the run
+    replay: int | None = None  # for a trial (see `train.feeding.StepFeed`)
 
     def run(self, checkpoint: Path | None) -> Outcome:
         """Train to the end, from `checkpoint` if there is one; then write model and report."""
@@ -179,6 +180,7 @@ class Session:
             "resume_from": None if start is None else str(start.resolve()),
             "baselines": self.data.baselines,
             "predicted_step_time_s": plan["prediction"]["step_time_s"],
+            "replay": self.replay,
             **({} if self.harm is None else {"faults": self.harm.armed}),
         }
 

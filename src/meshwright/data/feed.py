@@ -27,8 +27,8 @@ _IDLE_S = 0.05  # between two calls of `idle` while a batch is waited for
 @dataclass(frozen=True)
 class FeedReport:
     """Since the last report: steps, time in all and blocked in `next()`, batches that were ready
-    when asked (0: starved), and the controls and advice as they are now. `at_limit`: the feed can do
-    no more by itself."""
+    when asked (0: starved), and the controls and advice as they are now. `at_limit`: the feed can
+    do no more by itself."""
 
     steps: int
     total_s: float

@@ -132,3 +132,9 @@ def input_bound_share(usual_s: Sequence[float], replayed_s: Sequence[float]) -> 
     """Share of a step that reading costs, from times of steps as usual and with one batch replayed:
     the only figure that also sees what reading takes from the processor. Neither may be empty."""
     return max(0.0, 1 - median(replayed_s) / median(usual_s))
+
+
+def replays(step: int, replay: int | None) -> bool:
+    """Whether `step`, from 0, gets the batch of the step before it, in a trial where every other
+    run of `replay` steps does; None: there is no trial."""
+    return replay is not None and step // replay % 2 == 1

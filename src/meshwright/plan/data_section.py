@@ -1,4 +1,4 @@
-"""`[data]` of a job file: from which sources a run reads, how much of each, and how rows are cut."""
+"""`[data]` of a job file: which sources a run reads, how much of each, and how rows are cut."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from meshwright.data.feed import Feed
-from meshwright.data.feed_control import Limits
+from meshwright.data.feed_control import Limits, replays
 
 _MEMORY_BYTES = 256 << 20  # of batches that wait; a rank is one of several on its host
 _PAYS = 0.01  # share of a step: reading that takes less is not worth a thread,
@@ -27,21 +27,26 @@ class StepFeed:
     need by a `Feed` from then on.
 
     `idle` is called now and then while a batch is waited for; what it raises is raised by `take`,
-    and nothing is lost. With `replay_from`, steps after so many get one batch again and again.
+    and nothing is lost. With `replay`, every other run of so many steps gets the last batch again
+    and again, and what they would have read is read by the steps after them: a trial.
     """
 
-    def __init__(self, read: Callable[[int], Tensor], replay_from: int | None = None) -> None:
-        self._read, self._replay_from = read, replay_from
+    def __init__(self, read: Callable[[int], Tensor], replay: int | None = None) -> None:
+        self._read, self._replay, self._replayed = read, replay, 0
         self.idle: Callable[[], object] = lambda: None
         self._last: Numbered | None = None
         self._feed: Feed[Numbered] | None = None
         self._next = 0  # the step whose batch the feed gives next
-        self._times = _ReadingTimes()
+        self._times = ReadingTimes()
         self._advised = False
 
     def take(self, step: int) -> Tensor:
         """The batch of step `step`, from 0: as a rule that of the step before it, and one."""
-        if self._last is not None and (self._last[0] == step or self._replays(step)):
+        if self._last is not None and replays(step, self._replay):
+            self._replayed += 1
+            return self._last[1]
+        step -= self._replayed
+        if self._last is not None and self._last[0] == step:
             return self._last[1]
         self._last = None  # before the next one is made: that much less memory
         tokens = self._read_here(step) if self._feed is None else self._from_feed(step)
@@ -65,14 +70,11 @@ class StepFeed:
         if feed is not None:
             feed.close(wait=False)
 
-    def _replays(self, step: int) -> bool:
-        return self._replay_from is not None and step > self._replay_from
-
     def _read_here(self, step: int) -> Tensor:
         begun = time.perf_counter()
         tokens = self._read(step)
         self._times.add(begun, time.perf_counter())
-        if self._times.share > _PAYS and self._times.mean_s > _LEAST_S:
+        if self._times.want_a_thread:
             self._start(step + 1)
         return tokens
 
@@ -98,13 +100,13 @@ class StepFeed:
         self._feed.open()
 
 
-class _ReadingTimes:
-    """What share of the last steps was reading, and how long one took."""
+class ReadingTimes:
+    """How much of the last steps was reading, and whether it had better be done ahead of need."""
 
     def __init__(self) -> None:
         self._begun: float | None = None
         self._steps, self._read_s = 0, 0.0
-        self.share = self.mean_s = 0.0
+        self.want_a_thread = False
 
     def add(self, begun: float, ended: float) -> None:
         """A read from `begun` to `ended`; the first one only begins the count, for it finds cold
@@ -114,6 +116,6 @@ class _ReadingTimes:
             return
         self._steps, self._read_s = self._steps + 1, self._read_s + ended - begun
         if self._steps == _LOOK_AFTER:
-            self.share = self._read_s / (ended - self._begun)
-            self.mean_s = self._read_s / self._steps
+            least_s = max(_PAYS * (ended - self._begun), _LEAST_S * self._steps)
+            self.want_a_thread = self._read_s > least_s
             self._begun, self._steps, self._read_s = ended, 0, 0.0

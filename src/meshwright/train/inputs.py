@@ -19,11 +19,11 @@ from meshwright.train.trainer import Trainer
 
 @dataclass(frozen=True)
 class TrainArgs:
-    """What `worker.main` needs, as plain values. The prefixes of the stores to train and to evaluate
-    on are one, or one for each source, None for a source without anything held out; with
-    `replay_from` all steps after so many read one batch, which costs nothing. `resume_from` is a
-    checkpoint folder or None, `end_of_text` the token that ends a document, `predicted_step_time_s` the planner's; `faults`
-    are those that a drill has armed (see `faults.Fault`)."""
+    """What `worker.main` needs, as plain values. The prefixes of the stores to train and to
+    evaluate on are one, or one for each source, None for a source without anything held out.
+    `resume_from` is a checkpoint folder or None, `end_of_text` the token that ends a document,
+    `predicted_step_time_s` the planner's; `faults` are those that a drill has armed (see
+    `faults.Fault`), `replay` is for trials (see `feeding.StepFeed`)."""
 
     job: dict[str, Any]
     train_prefix: str | Sequence[str]
@@ -34,7 +34,7 @@ class TrainArgs:
     end_of_text: int
     predicted_step_time_s: float | None = None
     faults: Sequence[dict[str, Any]] = ()
-    replay_from: int | None = None
+    replay: int | None = None
 
 
 def open_inputs(args: TrainArgs, job: Job, peak_flops: float) -> RunInputs:
@@ -58,7 +58,7 @@ def open_inputs(args: TrainArgs, job: Job, peak_flops: float) -> RunInputs:
         baselines=args.baselines,
         peak_flops=peak_flops,
         predicted_step_time_s=args.predicted_step_time_s,
-        replay_from=args.replay_from,
+        replay=args.replay,
     )
 
 

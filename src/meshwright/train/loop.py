@@ -40,7 +40,7 @@ class RunInputs:
     baselines: dict[str, float]
     peak_flops: float
     predicted_step_time_s: float | None = None
-    replay_from: int | None = None
+    replay: int | None = None
 
 
 class StopFlag:
@@ -95,7 +95,7 @@ class TrainLoop:
         self.said: list[dict[str, object]] = []  # since the last checkpoint, which keeps it
         self.noted = 0  # the last step that has been spoken of
         self.feed = StepFeed(
-            lambda step: step_batches(self.job, self.mesh, inputs.train, step), inputs.replay_from
+            lambda step: step_batches(self.job, self.mesh, inputs.train, step), inputs.replay
         )
         self._begun_s = time.perf_counter()
         self._profile = _ProfileSums()

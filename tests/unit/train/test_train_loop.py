@@ -72,7 +72,7 @@ def stand_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def run(trainer: Any) -> Said:
     said: Any = Said()
     inputs: Any = SimpleNamespace(
-        train=None, peak_flops=1.0, predicted_step_time_s=None, replay_from=None
+        train=None, peak_flops=1.0, predicted_step_time_s=None, replay=None
     )
     loop.TrainLoop(trainer, inputs, said).run(FIRST)
     return said  # type: ignore[no-any-return]
