@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
 
 from meshwright.base.errors import DataError
 from meshwright.data.store import TokenStore, as_plain
@@ -29,6 +30,7 @@ class Windows:
         self.seq_len = seq_len
         self._tokens = as_plain(store.tokens)
         self._count = (store.n_tokens - 1) // seq_len
+        self._grid = _overlapping(self._tokens, seq_len, self._count)
 
     def __len__(self) -> int:
         return self._count
@@ -48,11 +50,24 @@ class Windows:
         chosen = indices.tolist()
         if chosen and not 0 <= min(chosen) <= max(chosen) < len(self):
             raise IndexError(f"windows {indices} of {len(self)}")
+        if self._grid is not None:
+            return self._grid[indices].astype(np.int64)
         out = np.empty((len(indices), self.seq_len + 1), dtype=np.int64)
         for target, index in zip(out, chosen, strict=True):
             start = index * self.seq_len
             target[:] = self._tokens[start : start + self.seq_len + 1]
         return out
+
+
+def _overlapping(
+    tokens: npt.NDArray[np.integer], seq_len: int, count: int
+) -> npt.NDArray[np.integer] | None:
+    """All windows as a view [count, seq_len + 1], which numpy gathers from faster than Python could
+    one after another; None for what is not in memory."""
+    if not isinstance(tokens, np.ndarray):
+        return None
+    step = tokens.strides[0]
+    return as_strided(tokens, (count, seq_len + 1), (seq_len * step, step), writeable=False)
 
 
 class JoinedWindows:
