@@ -63,3 +63,4 @@ bench: setup
 	$(BIN)/python benchmarks/axes.py --write
 	$(BIN)/python benchmarks/peers_train.py --setup --write
 	$(BIN)/python benchmarks/data.py --setup --write
+	$(BIN)/python benchmarks/data_starved.py --write

@@ -64,6 +64,11 @@ class StepFeed:
         self._advised = True
         return report.advice
 
+    @property
+    def readers(self) -> int:
+        """Threads that read; 0 while that is done here."""
+        return 0 if self._feed is None else self._feed.controls.workers
+
     def close(self) -> None:
         """End the threads; reads that are under way are not waited for."""
         feed, self._feed = self._feed, None
