@@ -99,8 +99,7 @@ def measure(trainer: Trainer, prefix: Path, case: Case, step_s: float, steps: in
         waited_s += time.perf_counter() - asked
         trainer.update(step, trainer.gradients(batches, step=step))
         told = told or (step % 20 == 0 and feed.advice()) or ""
-    share = waited_s / (time.perf_counter() - begun)
-    readers = feed.readers
+    share, readers = waited_s / (time.perf_counter() - begun), str(feed.readers)
     feed.close()
     ok = share < _LIMIT and not told if case.hidden else share > _LIMIT and bool(told)
     return [

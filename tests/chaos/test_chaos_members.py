@@ -20,6 +20,7 @@ from meshwright.checkpoint.store import commits
 from meshwright.data.store import write_store
 from meshwright.plan.job import resolve_job
 from meshwright.train import loop
+from meshwright.train.batches import step_batches
 from meshwright.train.worker import main
 
 STEPS, SEQ_LEN, BATCH, VOCAB = 10, 32, 16, 64
@@ -221,7 +222,7 @@ def test_batches_read_ahead_are_neither_lost_nor_taken_twice(
     stage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, plain = stage("zero2")
-    right = loop.step_batches
+    right = step_batches
 
     def slowly(*args: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():

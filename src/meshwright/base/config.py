@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -120,8 +121,12 @@ def _as_toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(_as_toml(item) for item in value)}]"
     if isinstance(value, Mapping):
-        inside = (f"{_as_toml(key)} = {_as_toml(item)}" for key, item in value.items())
+        inside = (f"{_toml_key(key)} = {_as_toml(item)}" for key, item in value.items())
         return f"{{{', '.join(inside)}}}"
     # JSON's numbers, booleans and short escapes are valid TOML 1.0; its surrogate pairs are not, so
     # text stands as it is, but for the one control character that only TOML refuses.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _as_toml(key)

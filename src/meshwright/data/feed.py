@@ -50,7 +50,8 @@ class Feed(Generic[T]):
 
     What `read` raises is raised by `next` in that batch's turn. A context manager: leaving it ends
     the threads. `size` says how many bytes a batch takes. `idle` is called now and then while
-    `next` waits; what it raises leaves `next`, before a batch has been taken.
+    `next` waits; what it raises leaves `next`, before a batch has been taken. `controls` are those
+    of an earlier feed, so that nothing has to be found out anew.
     """
 
     def __init__(
@@ -60,10 +61,11 @@ class Feed(Generic[T]):
         limits: Limits | None = None,
         adaptive: bool = True,
         idle: Callable[[], object] = lambda: None,
+        controls: Controls | None = None,
     ) -> None:
         self._read, self._size, self.limits = read, size, limits or Limits()
         self._adaptive, self._idle = adaptive, idle
-        self.controls = Controls()
+        self.controls = controls or Controls()
         self._changed = Condition()
         self._ready: dict[int, T | BaseException] = {}
         self._given = self._taken = 0  # batches handed to readers, and to the trainer

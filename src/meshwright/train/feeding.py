@@ -12,7 +12,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from meshwright.data.feed import Feed
-from meshwright.data.feed_control import Limits, replays
+from meshwright.data.feed_control import Controls, Limits, replays
 
 _MEMORY_BYTES = 256 << 20  # of batches that wait; a rank is one of several on its host
 _PAYS = 0.01  # share of a step: reading that takes less is not worth a thread,
@@ -36,6 +36,7 @@ class StepFeed:
         self.idle: Callable[[], object] = lambda: None
         self._last: Numbered | None = None
         self._feed: Feed[Numbered] | None = None
+        self._controls = Controls()  # of the feed before
         self._next = 0  # the step whose batch the feed gives next
         self._times = ReadingTimes()
         self._advised = False
@@ -73,6 +74,7 @@ class StepFeed:
         """End the threads; reads that are under way are not waited for."""
         feed, self._feed = self._feed, None
         if feed is not None:
+            self._controls = feed.controls
             feed.close(wait=False)
 
     def _read_here(self, step: int) -> Tensor:
@@ -101,6 +103,7 @@ class StepFeed:
             lambda batch: batch[1].nbytes,
             Limits(memory_bytes=_MEMORY_BYTES),
             idle=lambda: self.idle(),
+            controls=self._controls,
         )
         self._feed.open()
 

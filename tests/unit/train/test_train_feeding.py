@@ -104,6 +104,17 @@ def test_after_it_was_closed_it_goes_on() -> None:
     assert threading.active_count() <= before
 
 
+def test_what_it_has_found_out_it_knows_after_it_was_closed() -> None:
+    with fed(Source(0.03)) as feed:
+        take(feed, range(40), step_s=0.01)
+        readers = feed.readers
+        assert readers >= 3
+        feed.close()
+        assert feed.readers == 0
+        take(feed, range(40, 42))
+        assert feed.readers == readers
+
+
 def test_who_waits_can_be_called_away_and_loses_nothing() -> None:
     source = Source()
     called = []
