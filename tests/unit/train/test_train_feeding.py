@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.data.feed import Feed
+from meshwright.data.feed import Feed, FeedReport
 from meshwright.train.feeding import ReadingTimes, StepFeed
 
 SLOW_S = 0.004
@@ -205,3 +205,14 @@ def test_storage_that_keeps_pace_is_not_spoken_of() -> None:
     with fed(Source(0.03)) as feed:  # three readers hide it
         take(feed, range(60), step_s=0.02)
         assert feed.advice() is None
+
+
+def test_nothing_is_said_while_the_feed_can_do_more_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with fed(Source()) as feed:
+        take(feed, range(10))
+        for at_limit, said in ((False, None), (True, "data: slow")):
+            report = FeedReport(9, 1.0, 0.5, 0.0, 2, 3, "data: slow", at_limit)
+            monkeypatch.setattr(Feed, "report", lambda _self, report=report: report)
+            assert feed.advice() == said
