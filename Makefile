@@ -69,3 +69,5 @@ bench: setup
 	$(BIN)/python benchmarks/peers_train.py --setup --write
 	$(BIN)/python benchmarks/recovery.py --setup --write
 	$(BIN)/python benchmarks/survival.py --write
+	$(BIN)/python benchmarks/data.py --setup --write
+	$(BIN)/python benchmarks/data_starved.py --write

@@ -13,7 +13,8 @@ from gpu_case import Case
 from torch import Tensor
 from workload import worker_context
 
-from meshwright.plan.job import DataSection, Job, JobSection, OptimizerSection
+from meshwright.plan.data_section import DataSection
+from meshwright.plan.job import Job, JobSection, OptimizerSection
 from meshwright.plan.layout import Layout
 from meshwright.train.device import pick_device, synchronise
 from meshwright.train.trainer import Trainer

@@ -15,7 +15,8 @@ from torch import Tensor
 from meshwright.base.events import WorkerContext
 from meshwright.models import presets
 from meshwright.models.spec import ModelSpec
-from meshwright.plan.job import DataSection, Job, JobSection, OptimizerSection
+from meshwright.plan.data_section import DataSection
+from meshwright.plan.job import Job, JobSection, OptimizerSection
 from meshwright.plan.layout import Layout
 from meshwright.train.init import initial_values
 from meshwright.train.nn.decoder import Decoder

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ from meshwright.data.store import write_store
 from meshwright.plan.job import resolve_job
 from meshwright.plan.layout import Layout
 from meshwright.plan.resilience import blocks
+from meshwright.train import loop
+from meshwright.train.batches import step_batches
 from meshwright.train.member import Member
 from meshwright.train.parallel.pipeline import Pipeline
 from meshwright.train.worker import main
@@ -221,6 +225,24 @@ def test_what_nobody_else_holds_comes_from_the_keeper(stage: Any, layout: str) -
         _fault(2, 8, "mirror"),
     ]
     assert here.play(faults, spares=4)[0] == plain
+
+
+def test_batches_read_ahead_are_neither_lost_nor_taken_twice(
+    stage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, plain = stage("zero2")
+    right = step_batches
+
+    def slowly(*args: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            (tmp_path / "ahead").touch()
+        time.sleep(0.02)
+        return right(*args)
+
+    monkeypatch.setattr(loop, "step_batches", slowly)
+    faults = [_fault(3, 7, "backward"), _fault(1, 8, "data"), _fault(0, 9, "vote")]
+    assert here.play(faults, spares=3)[0] == plain
+    assert (tmp_path / "ahead").exists()
 
 
 def test_two_who_kept_each_others_state_end_the_run_with_one_line(stage: Any) -> None:

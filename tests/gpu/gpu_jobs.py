@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from meshwright.models.spec import ModelSpec
-from meshwright.plan.job import DataSection, Job, JobSection, OptimizerSection
+from meshwright.plan.data_section import DataSection
+from meshwright.plan.job import Job, JobSection, OptimizerSection
 from meshwright.plan.layout import Layout
 
 SEQ_LEN, BATCH, VOCAB = 64, 4, 128

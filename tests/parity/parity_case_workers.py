@@ -13,7 +13,7 @@ from on_rank import batches_of, on_rank, sums_of, take_steps
 from torch import Tensor
 
 from meshwright.base.events import WorkerContext
-from meshwright.data.windows import TrainSamples
+from meshwright.data.order import MixedRows
 from meshwright.train.gradients import counts_here, gradient_divisor, vote
 from meshwright.train.mesh import Mesh
 from meshwright.train.nn import dropout
@@ -159,9 +159,9 @@ def sample_ids(context: WorkerContext) -> None:
     checkpoint `args["load"]` if given."""
 
     seen: list[list[int]] = []
-    right = TrainSamples.read
+    right = MixedRows.read
 
-    def noted(self: TrainSamples, ks: Any) -> Any:
+    def noted(self: MixedRows, ks: Any) -> Any:
         seen.append(ks.tolist())
         return right(self, ks)
 
@@ -171,5 +171,5 @@ def sample_ids(context: WorkerContext) -> None:
             batches_of(context, trainer, step)
         return seen
 
-    TrainSamples.read = noted  # type: ignore[method-assign] # in this forked process alone
+    MixedRows.read = noted  # type: ignore[method-assign] # in this forked process alone
     on_rank(context, work)

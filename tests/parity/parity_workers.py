@@ -11,6 +11,8 @@ import torch
 from on_rank import batches_of, on_rank, sums_of, take_steps
 
 from meshwright.base.events import WorkerContext
+from meshwright.data.store import open_store
+from meshwright.data.windows import Windows
 from meshwright.train.batches import held_out_batches
 from meshwright.train.gradients import finish_gradients, gradient_divisor, vote
 from meshwright.train.loss import IGNORE
@@ -18,7 +20,6 @@ from meshwright.train.mesh import Mesh
 from meshwright.train.optim import learning_rate
 from meshwright.train.state import load_state, owned_gradients, owned_state, save
 from meshwright.train.trainer import Trainer
-from meshwright.train.worker import open_samples
 
 
 def global_norm(context: WorkerContext) -> None:
@@ -156,7 +157,7 @@ def evaluation(context: WorkerContext) -> None:
     """Loss and tokens of an evaluation, before and after a step."""
 
     def work(trainer: Trainer, mesh: Mesh) -> Any:
-        windows = open_samples(context.args["tokens"], trainer.job).windows
+        windows = Windows(open_store(Path(context.args["tokens"])), trainer.job.data.seq_len)
         batches = held_out_batches(trainer.job, mesh, windows)
         before = trainer.evaluate(batches)
         take_steps(context, trainer, range(1))

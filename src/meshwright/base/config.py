@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -108,7 +109,7 @@ def schema_keys(schema: type[BaseModel], path: Iterable[str]) -> list[str]:
 
 
 def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """`tables` of scalars and lists of scalars as TOML text; what is None is left out."""
+    """`tables` of scalars, lists and small tables as TOML text; what is None is left out."""
     sections = []
     for name, table in tables.items():
         lines = [f"{key} = {_as_toml(value)}" for key, value in table.items() if value is not None]
@@ -119,6 +120,13 @@ def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
 def _as_toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(_as_toml(item) for item in value)}]"
+    if isinstance(value, Mapping):
+        inside = (f"{_toml_key(key)} = {_as_toml(item)}" for key, item in value.items())
+        return f"{{{', '.join(inside)}}}"
     # JSON's numbers, booleans and short escapes are valid TOML 1.0; its surrogate pairs are not, so
     # text stands as it is, but for the one control character that only TOML refuses.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _as_toml(key)

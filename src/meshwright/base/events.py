@@ -54,7 +54,7 @@ class Kind(StrEnum):
     QUARANTINED = "quarantined"  # * node, member and rank (null: the whole node), step, cause
     FALSE_ALARM = "false_alarm"  # * rank, member, step, what: a verdict that proved wrong
     ALERT = "alert"  # * what, node: seen once, nothing was done about it
-    ADVICE = "advice"  # * advice (one line)
+    ADVICE = "advice"  # advice (one line); of the conductor, or of a rank, which names itself
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Protocol
@@ -30,11 +30,11 @@ CHECK_WORKER = "meshwright.train.check"
 
 
 class TokenSource(Protocol):
-    """The token store to train on, and the token that ends its documents."""
+    """The token stores to train on, and the token that ends their documents."""
 
     @property
-    def train_prefix(self) -> Path:
-        """Path of the store without its endings."""
+    def train_prefix(self) -> Path | Sequence[Path]:
+        """Path of the store without its endings, or of one for each source."""
 
     @property
     def end_of_text(self) -> int:
@@ -69,7 +69,7 @@ def check(
         tempfile.TemporaryDirectory() as scratch,
     ):
         refuse_bad_start(job)
-        prepared = prepare_job(job, console).prepared
+        prepared = prepare_job(job, console)
         signals.only_count()
         shared = Tracing(engine, prepared, steps, signals.count)
         found = check_layout(job, layout, shared, Path(scratch))
@@ -122,9 +122,10 @@ def trace(
     `entry` is what the workers run. Raises RunError if a rank fails, KeyboardInterrupt if it was
     asked to stop.
     """
+    prefix = shared.data.train_prefix
     args = {
         "job": job.model_copy(update={"layout": layout}).model_dump(mode="json"),
-        "train_prefix": str(shared.data.train_prefix),
+        "train_prefix": str(prefix) if isinstance(prefix, Path) else list(map(str, prefix)),
         "end_of_text": shared.data.end_of_text,
         "steps": shared.steps,
         "out_dir": str(folder),

@@ -3,72 +3,132 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from meshwright.base.errors import DataError
 from meshwright.cli.options import data_cache
 from meshwright.data.baseline import ngram_baselines
+from meshwright.data.built import check_together, has_held_out, is_build, open_build
+from meshwright.data.held_out import open_held_out
 from meshwright.data.prepare import Prepared, prepare
-from meshwright.data.store import open_store
-from meshwright.data.windows import Windows
+from meshwright.data.rows import open_rows
+from meshwright.data.store import TokenStore, open_store
 from meshwright.plan.job import Job
+
+_COUNTED = 1 << 24  # tokens of sources that were built, from which the simplest models are counted
 
 
 @dataclass(frozen=True)
 class JobData:
-    """Token stores of a job, and what the simplest models reach on its evaluation windows."""
+    """Token stores of a job, one part for each source, and what the simplest models reach on its
+    evaluation windows."""
 
-    prepared: Prepared
+    parts: tuple[Prepared, ...]
     baselines: dict[str, float]
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """Of the tokenizer, which all parts share."""
+        return self.parts[0].tokenizer_path
+
+    @property
+    def end_of_text(self) -> int:
+        """The token that ends a document."""
+        return self.parts[0].end_of_text
+
+    @property
+    def train_prefix(self) -> list[Path]:
+        """Of the stores to train on, one for each source."""
+        return [part.train_prefix for part in self.parts]
+
+    @property
+    def held_out_prefix(self) -> list[Path | None]:
+        """Of the stores to evaluate on; None for a source that has none."""
+        return [part.held_out_prefix if has_held_out(part) else None for part in self.parts]
 
     @property
     def identity(self) -> dict[str, Any]:
         """What must not change while a run is resumed: the numbers it trains on."""
-        manifest = self.prepared.manifest
-        kept = ("source", "tokenizer_sha256", "files", "bytes", "tokens")
-        return {key: manifest[key] for key in kept}
+        kept = ("source", "tokenizer_sha256", "files", "bytes", "tokens", "manifest_sha256")
+        return {
+            f"{key} of source {number}" if number else key: part.manifest[key]
+            for number, part in enumerate(self.parts)
+            for key in kept
+            if key in part.manifest
+        }
 
 
 def prepare_job(job: Job, console: Console) -> JobData:
-    """Tokenize the job's corpus, or reuse what is there. Raises DataError or ConfigError."""
+    """Tokenize the job's corpora, or reuse what is there. Raises DataError or ConfigError."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"))
     hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("data", total=1.0)
-        prepared = prepare(
-            job.data.source,
-            job.data.tokenizer,
-            job.model.vocab,
-            data_cache(),
-            lambda what, done: bar.update(task, description=what, completed=done),
-        )
+
+        def report(what: str, done: float) -> None:
+            bar.update(task, description=what, completed=done)
+
+        parts = [_prepare(source.path, job, report) for source in job.data.sources]
+        check_together(parts)
         bar.update(task, description="baselines")
-        return JobData(prepared, _baselines(job, prepared))
+        return JobData(tuple(parts), _baselines(job, JobData(tuple(parts), {})))
 
 
-def _baselines(job: Job, prepared: Prepared) -> dict[str, float]:
-    """Unigram and bigram loss on the windows that the run evaluates on; kept beside the stores."""
-    train, held_out = open_store(prepared.train_prefix), open_store(prepared.held_out_prefix)
+def _prepare(source: str, job: Job, report: Callable[[str, float], None]) -> Prepared:
+    if is_build(source):
+        return open_build(source, job.data.tokenizer, job.model.vocab)
+    return prepare(source, job.data.tokenizer, job.model.vocab, data_cache(), report)
+
+
+def _baselines(job: Job, data: JobData) -> dict[str, float]:
+    """Unigram and bigram loss on the windows that the run evaluates on; kept beside the stores, or
+    in the cache where those are the user's own."""
+    how = job.data
     try:
-        Windows(train, job.data.seq_len)
-        windows = Windows(held_out, job.data.seq_len)
+        rows = open_rows(data.train_prefix, how, job.job.seed, data.end_of_text)
+        held_out = open_held_out(data.held_out_prefix, how.seq_len, rows.order.mixture)
     except DataError as error:
-        raise DataError(f"data.source = {job.data.source!r}: {error}") from error
-    indices = windows.spread(job.job.eval_sequences)
-    key = sha256(f"{job.data.seq_len}/{len(indices)}/{job.model.vocab}".encode()).hexdigest()[:12]
-    cached = prepared.train_prefix.parent / f"baselines-{key}.json"
+        names = ", ".join(repr(source.path) for source in how.sources)
+        raise DataError(f"data.source = {names}: {error}") from error
+    indices = held_out.spread(job.job.eval_sequences)
+    inside = data.end_of_text if how.inside_documents else None
+    decides = [how.seq_len, len(indices), job.model.vocab, inside, rows.identity, _shares(job)]
+    key = sha256(json.dumps(decides).encode()).hexdigest()[:12]
+    own = len(data.parts) == 1 and not is_build(how.sources[0].path)
+    folder = data.train_prefix[0].parent if own else data_cache()
+    cached = folder / f"baselines-{key}.json"
     if cached.is_file():
         kept: dict[str, float] = json.loads(cached.read_text())
         return kept
-    found = asdict(ngram_baselines(train, windows, indices, job.model.vocab))
+    counted = open_store(data.train_prefix[0]) if own else _heads(data.train_prefix, _shares(job))
+    found = asdict(ngram_baselines(counted, held_out, indices, job.model.vocab, inside))
     losses = {name: found[name] for name in ("unigram_loss", "bigram_loss")}
+    folder.mkdir(parents=True, exist_ok=True)
     draft = Path(f"{cached}.tmp")
     draft.write_text(json.dumps(losses))
     draft.replace(cached)
     return losses
+
+
+def _shares(job: Job) -> list[float]:
+    """Of the sources at the end of the run; they sum to 1."""
+    weights = job.data.mixture(job.job.seed).stages[-1].weights
+    return [weight / sum(weights) for weight in weights]
+
+
+def _heads(prefixes: Sequence[Path], shares: Sequence[float]) -> TokenStore:
+    """The first tokens of each store by its share, for these may be too many to count them all."""
+    heads = [
+        open_store(prefix).tokens[: int(share * _COUNTED)]
+        for prefix, share in zip(prefixes, shares, strict=True)
+    ]
+    tokens = np.concatenate(heads)
+    return TokenStore(prefixes[0], tokens, np.array([0, tokens.size]))

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from meshwright.cli.data_trial import trial
 from meshwright.cli.options import AsJson, log_console, print_json
 from meshwright.data.ingest.filters import Rules
 from meshwright.data.ingest.plan import BYTES, BuildOptions
@@ -19,6 +20,8 @@ from meshwright.data.ingest.verify import described, faults
 data = typer.Typer(
     help="Build token stores and sample shards, look into them, check them.", no_args_is_help=True
 )
+
+data.command("trial")(trial)
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="What `data build` has built.")]
 

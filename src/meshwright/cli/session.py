@@ -61,6 +61,7 @@ class Session:
     signals: StopSignals  # entered
     adopt: bool = False  # the agents of an earlier conductor still train
     harm: Harm | None = None  # what a drill does to the run
+    replay: int | None = None  # for a trial (see `train.feeding.StepFeed`)
 
     @cached_property
     def kept(self) -> Kept:
@@ -105,8 +106,8 @@ class Session:
         folder = export_hf(
             self.job.model,
             commit_read(saved.path),
-            self.data.prepared.tokenizer_path,
-            self.data.prepared.end_of_text,
+            self.data.tokenizer_path,
+            self.data.end_of_text,
             self.rundir.path / MODEL_FOLDER,
         )
         self.rundir.append_event({"kind": Kind.MODEL_EXPORTED, "path": str(folder)})
@@ -187,13 +188,14 @@ class Session:
     def _args(self, plan: dict[str, Any], start: Path | None) -> dict[str, Any]:
         return {
             "job": self.kept.job(self.job).model_dump(mode="json"),
-            "train_prefix": str(self.data.prepared.train_prefix),
-            "end_of_text": self.data.prepared.end_of_text,
-            "held_out_prefix": str(self.data.prepared.held_out_prefix),
+            "train_prefix": [str(prefix) for prefix in self.data.train_prefix],
+            "end_of_text": self.data.end_of_text,
+            "held_out_prefix": [p and str(p) for p in self.data.held_out_prefix],
             "checkpoints": str(self.rundir.checkpoints.resolve()),
             "resume_from": None if start is None else str(start.resolve()),
             "baselines": self.data.baselines,
             "predicted_step_time_s": plan["prediction"]["step_time_s"],
+            "replay": self.replay,
             **({} if self.harm is None else {"faults": self.harm.armed}),
         }
 

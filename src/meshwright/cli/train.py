@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 
 from meshwright.base.errors import InputError, RunError
-from meshwright.checkpoint.store import latest
+from meshwright.checkpoint.reader import Reader
+from meshwright.checkpoint.store import Commit, latest
 from meshwright.cli.corpus import JobData, prepare_job
 from meshwright.cli.options import AsJson, Overrides, log_console, print_json
 from meshwright.cli.session import (
@@ -25,6 +26,7 @@ from meshwright.cli.start import refuse_bad_start
 from meshwright.conduct.conductor import Outcome, Status
 from meshwright.conduct.rundir import RunDir, living_agents
 from meshwright.conduct.signals import StopSignals
+from meshwright.data.rows import check_goes_on, open_rows
 from meshwright.plan.job import Job, check_resume, load_job
 from meshwright.watch.history import read_run
 from meshwright.watch.summary import summary
@@ -97,6 +99,7 @@ def _go_on(
         with start_engine(job) as engine:  # only for a run that will be gone on with
             data = prepare_job(job, console)
             _refuse_changed_data(run, data)
+            _refuse_other_position(job, data, checkpoint)
             session = Session(engine, rundir, job, data, console, signals)
             return (session.finish() if done else session.run(checkpoint.path)), run
 
@@ -132,6 +135,13 @@ def _refuse_changed_data(run: Path, data: JobData) -> None:
                 f"data.source: {key} was {begun_with.get(key)} when the run began and is {value} "
                 "now; restore the corpus, or start a new run"
             )
+
+
+def _refuse_other_position(job: Job, data: JobData, checkpoint: Commit) -> None:
+    """The workers would refuse it too, but only after they have been started."""
+    rows = open_rows(data.train_prefix, job.data, job.job.seed, data.end_of_text)
+    sample = checkpoint.step * job.data.global_batch
+    check_goes_on(rows, Reader(checkpoint.path).meta, sample)
 
 
 def _conclude(run: Path, outcome: Outcome, console: Console) -> int:

@@ -75,7 +75,6 @@ _OWN_KINDS = frozenset(
         Kind.QUARANTINED,
         Kind.FALSE_ALARM,
         Kind.ALERT,
-        Kind.ADVICE,
     }
 )
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.data.held_out import HeldOut
 from meshwright.data.store import TokenStore
-from meshwright.data.windows import Windows
 
 Ids = npt.NDArray[np.integer]
 Floats = npt.NDArray[np.float64]
@@ -86,12 +86,20 @@ def fit_ngrams(tokens: Ids, vocab: int) -> NgramModel:
 
 
 def ngram_baselines(
-    train: TokenStore, held_out: Windows, indices: npt.NDArray[np.int64], vocab: int
+    train: TokenStore,
+    held_out: HeldOut,
+    indices: npt.NDArray[np.int64],
+    vocab: int,
+    inside: int | None = None,
 ) -> Baselines:
-    """Losses on all targets of windows `indices` [m] of `held_out`, counted on `train`."""
+    """Losses on all targets of windows `indices` [m] of `held_out`, counted on `train`; without
+    those that follow the end of text `inside`, as a model does that stays inside documents."""
     model = fit_ngrams(train.tokens, vocab)
     windows = held_out.read(indices)
     previous, targets = windows[:, :-1], windows[:, 1:]
+    if inside is not None:
+        counts = previous != inside
+        previous, targets = previous[counts], targets[counts]
     return Baselines(
         unigram_loss=float(-np.log(model.unigram_probability(targets)).mean()),
         bigram_loss=float(-np.log(model.bigram_probability(previous, targets)).mean()),

@@ -14,19 +14,21 @@ from threading import Condition, Thread
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from meshwright.data.feed_control import Controls, Limits, Seen, adjust, advice
+from meshwright.data.feed_control import Controls, Limits, Seen, adjust, advice, at_limit
 
 T = TypeVar("T")
 
 _FIRST_LOOK = 4  # steps before the first adjustment
 _LOOK_EVERY = 16
 _FETCHES = 32  # that averages are taken over
+_IDLE_S = 0.05  # between two calls of `idle` while a batch is waited for
 
 
 @dataclass(frozen=True)
 class FeedReport:
     """Since the last report: steps, time in all and blocked in `next()`, batches that were ready
-    when asked (0: starved), and the controls and advice as they are now."""
+    when asked (0: starved), and the controls and advice as they are now. `at_limit`: the feed can
+    do no more by itself."""
 
     steps: int
     total_s: float
@@ -35,6 +37,7 @@ class FeedReport:
     workers: int
     depth: int
     advice: str | None
+    at_limit: bool = False
 
     @property
     def wait_share(self) -> float:
@@ -46,7 +49,9 @@ class Feed(Generic[T]):
     """An endless iterator over `read(0)`, `read(1)`, ..., each called once, by several threads.
 
     What `read` raises is raised by `next` in that batch's turn. A context manager: leaving it ends
-    the threads. `size` says how many bytes a batch takes.
+    the threads. `size` says how many bytes a batch takes. `idle` is called now and then while
+    `next` waits; what it raises leaves `next`, before a batch has been taken. `controls` are those
+    of an earlier feed, so that nothing has to be found out anew.
     """
 
     def __init__(
@@ -55,10 +60,12 @@ class Feed(Generic[T]):
         size: Callable[[T], int],
         limits: Limits | None = None,
         adaptive: bool = True,
+        idle: Callable[[], object] = lambda: None,
+        controls: Controls | None = None,
     ) -> None:
         self._read, self._size, self.limits = read, size, limits or Limits()
-        self._adaptive = adaptive
-        self.controls = Controls()
+        self._adaptive, self._idle = adaptive, idle
+        self.controls = controls or Controls()
         self._changed = Condition()
         self._ready: dict[int, T | BaseException] = {}
         self._given = self._taken = 0  # batches handed to readers, and to the trainer
@@ -71,21 +78,27 @@ class Feed(Generic[T]):
         self._seen: Seen | None = None
 
     def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def open(self) -> None:
+        """Begin to read."""
         with self._changed:
             self._hire()
-        return self
 
     def __exit__(
         self, _kind: type[BaseException] | None, _e: BaseException | None, _t: TracebackType | None
     ) -> None:
         self.close()
 
-    def close(self) -> None:
-        """End the threads and wait for the reads under way."""
+    def close(self, wait: bool = True) -> None:
+        """End the threads, and wait for the reads under way if asked to."""
         with self._changed:
             self._closed = True
+            self._ready.clear()
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._readers == 0)
+            if wait:
+                self._changed.wait_for(lambda: self._readers == 0)
 
     def __iter__(self) -> Self:
         return self
@@ -96,7 +109,8 @@ class Feed(Generic[T]):
         begun = time.perf_counter()
         with self._changed:
             ready = len(self._ready)
-            self._changed.wait_for(lambda: self._taken in self._ready)
+            while not self._changed.wait_for(lambda: self._taken in self._ready, _IDLE_S):
+                self._idle()
             batch = self._ready.pop(self._taken)
             self._taken += 1
             self._changed.notify_all()
@@ -132,6 +146,7 @@ class Feed(Generic[T]):
             controls.workers,
             controls.depth,
             told,
+            self._seen is not None and at_limit(controls, self._seen, self.limits),
         )
 
     def _maybe_adjust(self) -> None:

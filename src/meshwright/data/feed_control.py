@@ -98,6 +98,11 @@ def deepest(seen: Seen, limits: Limits) -> int:
     return max(1, limits.memory_bytes // max(1, seen.batch_bytes))
 
 
+def at_limit(now: Controls, seen: Seen, limits: Limits) -> bool:
+    """Whether more readers, or more batches ahead, would not help or are not allowed."""
+    return now.saturated or now.workers >= limits.workers or now.depth >= deepest(seen, limits)
+
+
 def advice(now: Controls, seen: Seen, limits: Limits) -> str | None:
     """One line on what keeps the trainer waiting and what would help, or None below the limit."""
     if seen.wait_share <= limits.wait_share:
@@ -127,3 +132,9 @@ def input_bound_share(usual_s: Sequence[float], replayed_s: Sequence[float]) -> 
     """Share of a step that reading costs, from times of steps as usual and with one batch replayed:
     the only figure that also sees what reading takes from the processor. Neither may be empty."""
     return max(0.0, 1 - median(replayed_s) / median(usual_s))
+
+
+def replays(step: int, replay: int | None) -> bool:
+    """Whether `step`, from 0, gets the batch of the step before it, in a trial where every other
+    run of `replay` steps does; None: there is no trial."""
+    return replay is not None and step // replay % 2 == 1

@@ -90,7 +90,7 @@ class Order:
 
 
 def plain_order(size: int, seed: int) -> Order:
-    """Of one source, the order of `windows.TrainSamples`."""
+    """Of one source alone: sample k is that of `sampler.sample_indices`."""
     return Order((size,), even(1, seed), seed)
 
 

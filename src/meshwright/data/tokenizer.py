@@ -82,6 +82,19 @@ def train_bpe(documents: tuple[Document, ...], vocab: int) -> TextTokenizer:
     return _wrap(backend, END_OF_TEXT)
 
 
+def byte_tokenizer() -> TextTokenizer:
+    """Every byte is its own id, and 256 ends a text."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]  # as ByteLevel shows them: itself
+    hidden = (byte for byte in range(256) if byte not in shown)
+    names = {byte: chr(byte) for byte in shown}
+    names |= {byte: chr(256 + number) for number, byte in enumerate(hidden)}
+    backend = Tokenizer(models.BPE(vocab={names[byte]: byte for byte in range(256)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([END_OF_TEXT])
+    return _wrap(backend, END_OF_TEXT)
+
+
 def load_tokenizer(path: Path) -> TextTokenizer:
     """The tokenizer of a `tokenizer.json`. Raises ConfigError on `data.tokenizer`."""
     try:

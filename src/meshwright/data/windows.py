@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
 
 from meshwright.base.errors import DataError
-from meshwright.data.sampler import sample_indices
 from meshwright.data.store import TokenStore, as_plain
 
 
@@ -30,6 +30,7 @@ class Windows:
         self.seq_len = seq_len
         self._tokens = as_plain(store.tokens)
         self._count = (store.n_tokens - 1) // seq_len
+        self._grid = _overlapping(self._tokens, seq_len, self._count)
 
     def __len__(self) -> int:
         return self._count
@@ -49,6 +50,8 @@ class Windows:
         chosen = indices.tolist()
         if chosen and not 0 <= min(chosen) <= max(chosen) < len(self):
             raise IndexError(f"windows {indices} of {len(self)}")
+        if self._grid is not None:
+            return self._grid[indices].astype(np.int64)
         out = np.empty((len(indices), self.seq_len + 1), dtype=np.int64)
         for target, index in zip(out, chosen, strict=True):
             start = index * self.seq_len
@@ -56,13 +59,43 @@ class Windows:
         return out
 
 
-@dataclass(frozen=True)
-class TrainSamples:
-    """The endless sequence of training samples of a run: sample k depends on (seed, k) alone."""
+def _overlapping(
+    tokens: npt.NDArray[np.integer], seq_len: int, count: int
+) -> npt.NDArray[np.integer] | None:
+    """All windows as a view [count, seq_len + 1], which numpy gathers from faster than Python could
+    one after another; None for what is not in memory."""
+    if not isinstance(tokens, np.ndarray):
+        return None
+    step = tokens.strides[0]
+    return as_strided(tokens, (count, seq_len + 1), (seq_len * step, step), writeable=False)
 
-    windows: Windows
-    seed: int
 
-    def read(self, ks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Tokens of samples number `ks` [m] of the run, int64 [m, seq_len + 1]."""
-        return self.windows.read(sample_indices(self.seed, ks, len(self.windows)))
+class JoinedWindows:
+    """Windows of several stores, numbered one store after the other, to be looked at by `shares`:
+    of each store as many as its share, spread evenly over it."""
+
+    def __init__(self, parts: Sequence[Windows], shares: Sequence[float]) -> None:
+        """`shares` are one for each part, and one of them above 0."""
+        self.parts, self._shares = parts, shares
+        self._firsts = np.cumsum([0, *(len(part) for part in parts)])
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    def spread(self, count: int) -> npt.NDArray[np.int64]:
+        """Up to `count` windows."""
+        edges = np.round(np.cumsum([0.0, *self._shares]) / sum(self._shares) * count).astype(int)
+        found = [
+            first + part.spread(int(many))
+            for part, first, many in zip(self.parts, self._firsts, np.diff(edges), strict=False)
+        ]
+        return np.concatenate(found).astype(np.int64)
+
+    def read(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Tokens of windows `indices` [m], int64 [m, seq_len + 1]. Raises IndexError."""
+        out = np.empty((len(indices), self.parts[0].seq_len + 1), dtype=np.int64)
+        which = np.searchsorted(self._firsts, indices, side="right") - 1
+        for number, part in enumerate(self.parts):
+            mine = which == number
+            out[mine] = part.read(indices[mine] - self._firsts[number])
+        return out

@@ -7,21 +7,19 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from meshwright.base.config import apply_override, parse, read_toml
 from meshwright.base.errors import ConfigError
 from meshwright.models import hf_folder, presets
 from meshwright.models.spec import ModelSpec
 from meshwright.plan.combinations import check_job
+from meshwright.plan.data_section import DataSection, paths_of, with_paths
 from meshwright.plan.layout import Layout
+from meshwright.plan.section import Section
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class JobSection(_Section):
+class JobSection(Section):
     """`[job]`."""
 
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
@@ -31,21 +29,7 @@ class JobSection(_Section):
     eval_sequences: int = Field(default=64, gt=0, description="held out")
 
 
-class DataSection(_Section):
-    """`[data]`."""
-
-    source: str = Field(default="python-stdlib", min_length=1)
-    tokenizer: str = Field(
-        default="bpe", min_length=1, description="'bpe' trains one; or a tokenizer.json"
-    )
-    seq_len: int = Field(gt=1, description="tokens")
-    global_batch: int = Field(gt=0, description="sequences")
-    packing: Literal["stream", "documents"] = Field(
-        default="stream", description="documents: attention stays inside each"
-    )
-
-
-class ClusterSection(_Section):
+class ClusterSection(Section):
     """`[cluster]`."""
 
     ref: str = Field(default="local:1", description="local:N, N processes of this machine")
@@ -80,7 +64,7 @@ class ClusterSection(_Section):
         return int(self.ref.rpartition(":")[2])
 
 
-class OptimizerSection(_Section):
+class OptimizerSection(Section):
     """`[optimizer]`: AdamW, linear warm-up, cosine to `min_lr`."""
 
     name: Literal["adamw"] = "adamw"
@@ -106,14 +90,14 @@ class OptimizerSection(_Section):
         return self
 
 
-class CheckpointSection(_Section):
+class CheckpointSection(Section):
     """`[checkpoint]`."""
 
     every: int = Field(default=100, gt=0, description="steps; the last step always saves")
     keep: int = Field(default=2, gt=0, description="newest checkpoints kept")
 
 
-class ResilienceSection(_Section):
+class ResilienceSection(Section):
     """`[resilience]`: what a run survives, and at what price."""
 
     redundancy: Literal["auto", "none", "twin", "mirror", "shadow", "parity"] = Field(
@@ -134,7 +118,7 @@ class ResilienceSection(_Section):
         return self.redundancy != "none"
 
 
-class Job(_Section):
+class Job(Section):
     """A job file, resolved: every default filled in, every combination checked."""
 
     job: JobSection
@@ -157,12 +141,11 @@ def load_job(path: Path, overrides: list[str] | None = None) -> Job:
 
 def _with_absolute_paths(job: Job) -> Job:
     """Files that the job names, found from anywhere: a run may be resumed from another folder."""
-    found = {
-        key: str(_at_home(value).absolute())
-        for key, value in (("source", job.data.source), ("tokenizer", job.data.tokenizer))
-        if _at_home(value).exists()
-    }
-    return job.model_copy(update={"data": job.data.model_copy(update=found)})
+    named = [*paths_of(job.data), job.data.tokenizer]
+    found = {one: str(_at_home(one).absolute()) for one in named if _at_home(one).exists()}
+    tokenizer = found.get(job.data.tokenizer, job.data.tokenizer)
+    data = with_paths(job.data, found).model_copy(update={"tokenizer": tokenizer})
+    return job.model_copy(update={"data": data})
 
 
 def _at_home(path: str) -> Path:

@@ -100,7 +100,7 @@ def _hop_flops(layer: Layer, hop: int, backward: int = 0) -> float:
     rank, spec = layer.rank, layer.rank.spec
     rows = layer.tokens // layer.batch
     heads, d, dv = spec.heads // rank.layout.tp, spec.head_dim, spec.value_head_dim
-    if d == dv and rank.job.data.packing != "documents":
+    if d == dv and not rank.job.data.inside_documents:
         return float(layer.batch * heads * rows * rows * (d + dv) * (1 + backward))
     per_pair = 2 * layer.batch * heads * ((3 * d + 2 * dv) if backward else (d + dv))
     if hop:  # of an earlier rank half of the columns, of a later one half of the rows

@@ -53,7 +53,7 @@ def assemble(job: Job, mesh: Mesh, device: torch.device, end_of_text: int | None
     for model in stages.values():
         _apply_techniques(model, job, mesh, device, later)
     data = DataParallel(stages, mesh, _storage(layout, device), later)
-    inside = end_of_text if job.data.packing == "documents" else None
+    inside = end_of_text if job.data.inside_documents else None
     pipeline = Pipeline(
         stages,
         data,

@@ -7,7 +7,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from meshwright.data.windows import TrainSamples, Windows
+from meshwright.data.held_out import HeldOut
+from meshwright.data.order import MixedRows
 from meshwright.plan.job import Job
 from meshwright.plan.layout import Layout
 from meshwright.train.loss import IGNORE
@@ -20,14 +21,14 @@ def places(count: int, layout: Layout, dp_index: int) -> npt.NDArray[np.int64]:
     return np.arange(count).reshape(-1, layout.dp, layout.micro_batch)[:, dp_index]
 
 
-def step_batches(job: Job, mesh: Mesh, samples: TrainSamples, step: int) -> Tensor:
+def step_batches(job: Job, mesh: Mesh, samples: MixedRows, step: int) -> Tensor:
     """Tokens of step `step` (from 0), int64 [micro_batches, micro_batch, seq_len + 1]."""
     batch = job.data.global_batch
     mine = places(batch, job.layout, mesh.dp_index)
     return _shaped(samples.read(step * batch + mine.ravel()), mine)
 
 
-def held_out_batches(job: Job, mesh: Mesh, held_out: Windows) -> Tensor:
+def held_out_batches(job: Job, mesh: Mesh, held_out: HeldOut) -> Tensor:
     """This rank's share of the evaluation windows, shaped as by `step_batches`.
 
     Where they do not fill the ranks, sequences whose targets do not count fill up.

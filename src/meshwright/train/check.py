@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ class CheckArgs:
     """What `main` needs, as plain values."""
 
     job: dict[str, Any]
-    train_prefix: str
+    train_prefix: str | Sequence[str]
     steps: int
     out_dir: str
     end_of_text: int
@@ -44,7 +45,7 @@ def main(context: WorkerContext) -> None:
             trainer.initialise()
         else:
             load_state(trainer, Path(args.start_from))
-        samples = open_samples(args.train_prefix, job)
+        samples = open_samples(args.train_prefix, job, args.end_of_text)
         trace = []
         for step in range(args.steps):
             events.emit(Kind.PROGRESS, step=step + 1)

@@ -82,7 +82,7 @@ def dry_run(job: Job, rank: int = 0, kernels: Kernels = "fused") -> DryRun:
         recorder.resizing(),
         standing_in(recorder, routed_rows(job), kernels),
     ):
-        end_of_text = 0 if job.data.packing == "documents" else None
+        end_of_text = 0 if job.data.inside_documents else None
         trainer = Trainer(job, mesh, torch.device("cpu"), end_of_text)
         _observe(trainer, recorder)
         batches = _batches(job)

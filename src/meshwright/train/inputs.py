@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.checkpoint.reader import Reader
-from meshwright.data.store import open_store
-from meshwright.data.windows import TrainSamples, Windows
+from meshwright.data.held_out import open_held_out
+from meshwright.data.order import MixedRows
+from meshwright.data.rows import check_goes_on, open_rows
 from meshwright.plan.job import Job
 from meshwright.train.loop import RunInputs
 from meshwright.train.state import load_state
@@ -18,36 +19,55 @@ from meshwright.train.trainer import Trainer
 
 @dataclass(frozen=True)
 class TrainArgs:
-    """What `worker.main` needs, as plain values. `resume_from` is a checkpoint folder or None,
-    `end_of_text` the token that ends a document, `predicted_step_time_s` the planner's; `faults`
-    are those that a drill has armed (see `faults.Fault`)."""
+    """What `worker.main` needs, as plain values. The prefixes of the stores to train and to
+    evaluate on are one, or one for each source, None for a source without anything held out.
+    `resume_from` is a checkpoint folder or None, `end_of_text` the token that ends a document,
+    `predicted_step_time_s` the planner's; `faults` are those that a drill has armed (see
+    `faults.Fault`), `replay` is for trials (see `feeding.StepFeed`)."""
 
     job: dict[str, Any]
-    train_prefix: str
-    held_out_prefix: str
+    train_prefix: str | Sequence[str]
+    held_out_prefix: str | Sequence[str | None]
     checkpoints: str
     resume_from: str | None
     baselines: dict[str, float]
     end_of_text: int
     predicted_step_time_s: float | None = None
     faults: Sequence[dict[str, Any]] = ()
+    replay: int | None = None
 
 
 def open_inputs(args: TrainArgs, job: Job, peak_flops: float) -> RunInputs:
-    """The data of `job`, and where its checkpoints go."""
+    """The data of `job`, and where its checkpoints go. Raises DataError if the run would go on with
+    other data than it began with."""
+    rows = open_samples(args.train_prefix, job, args.end_of_text)
+    if args.resume_from is not None:
+        reader = Reader(Path(args.resume_from))
+        check_goes_on(rows, reader.meta, reader.step * job.data.global_batch)
+    aside = (
+        [args.held_out_prefix] if isinstance(args.held_out_prefix, str) else args.held_out_prefix
+    )
     return RunInputs(
-        train=open_samples(args.train_prefix, job),
-        held_out=Windows(open_store(Path(args.held_out_prefix)), job.data.seq_len),
+        train=rows,
+        held_out=open_held_out(
+            [None if prefix is None else Path(prefix) for prefix in aside],
+            job.data.seq_len,
+            rows.order.mixture,
+        ),
         checkpoints=Path(args.checkpoints),
         baselines=args.baselines,
         peak_flops=peak_flops,
         predicted_step_time_s=args.predicted_step_time_s,
+        replay=args.replay,
     )
 
 
-def open_samples(prefix: str, job: Job) -> TrainSamples:
-    """The training samples of `job` from the token store at `prefix`."""
-    return TrainSamples(Windows(open_store(Path(prefix)), job.data.seq_len), job.job.seed)
+def open_samples(
+    prefix: str | Sequence[str], job: Job, end_of_text: int | None = None
+) -> MixedRows:
+    """The training samples of `job` from the token store at `prefix`, or one for each source."""
+    prefixes = [prefix] if isinstance(prefix, str) else prefix
+    return open_rows([Path(one) for one in prefixes], job.data, job.job.seed, end_of_text)
 
 
 def start(trainer: Trainer, resume_from: str | None) -> int:

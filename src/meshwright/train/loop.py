@@ -17,9 +17,11 @@ from meshwright.base.events import Kind, Metrics, RankProfile
 from meshwright.base.pulse import Phase
 from meshwright.checkpoint import store
 from meshwright.checkpoint.store import Commit
-from meshwright.data.windows import TrainSamples, Windows
+from meshwright.data.held_out import HeldOut
+from meshwright.data.order import MixedRows
 from meshwright.plan.job import Job
 from meshwright.train.batches import held_out_batches, step_batches
+from meshwright.train.feeding import StepFeed
 from meshwright.train.gradients import Vote
 from meshwright.train.optim import learning_rate
 from meshwright.train.state import owned_state, save, trainer_meta
@@ -32,12 +34,13 @@ _PROFILE_EVERY = 20  # steps between two reports of a rank's time split
 class RunInputs:
     """What a run reads and writes besides the job."""
 
-    train: TrainSamples
-    held_out: Windows
+    train: MixedRows
+    held_out: HeldOut
     checkpoints: Path
     baselines: dict[str, float]
     peak_flops: float
     predicted_step_time_s: float | None = None
+    replay: int | None = None
 
 
 class StopFlag:
@@ -91,6 +94,9 @@ class TrainLoop:
         self.also_report: Callable[[], object] = lambda: None
         self.said: list[dict[str, object]] = []  # since the last checkpoint, which keeps it
         self.noted = 0  # the last step that has been spoken of
+        self.feed = StepFeed(
+            lambda step: step_batches(self.job, self.mesh, inputs.train, step), inputs.replay
+        )
         self._begun_s = time.perf_counter()
         self._profile = _ProfileSums()
 
@@ -103,15 +109,22 @@ class TrainLoop:
     def go_on(self) -> None:
         """From what `progress` says has been done, to the end. It may be called again after an
         exception, once the trainer is between two steps and `progress` says which."""
+        try:
+            self._go_on()
+        finally:  # the loop may be dropped; if not, reading begins anew where it is needed
+            self.feed.close()
+        step = self.progress.step
+        if self.mesh.rank == 0 and step < self.job.job.steps:
+            self.events.emit(Kind.RUN_INTERRUPTED, step=step)
+
+    def _go_on(self) -> None:
         while True:
             step = self.progress.step
             self._follow_up(step)
             if self._over(step):
-                break
+                return
             self.progress.ending = self._step(step + 1).stop
             self.progress.step = step + 1
-        if self.mesh.rank == 0 and step < self.job.job.steps:
-            self.events.emit(Kind.RUN_INTERRUPTED, step=step)
 
     def _over(self, step: int) -> bool:
         return step >= self.job.job.steps or self.progress.ending
@@ -138,7 +151,7 @@ class TrainLoop:
         clock, self._begun_s = self.mesh.clock, time.perf_counter()
         clock.take()
         with clock.phase("data"):
-            batches = step_batches(self.job, self.mesh, self.inputs.train, step - 1)
+            batches = self.feed.take(step - 1)
         agreed = self.trainer.gradients(batches, self.stop.requested, step - 1)
         if not agreed.finite and not self.trainer.may_skip:
             raise RunError(
@@ -245,6 +258,7 @@ class TrainLoop:
         return {
             "seed": self.job.job.seed,
             "data_position": step * self.job.data.global_batch,
+            "data": self.inputs.train.state(step * self.job.data.global_batch),
             "layout": self.job.layout.label,
             "said": self.said,
             **trainer_meta(self.trainer),
@@ -257,6 +271,8 @@ class TrainLoop:
         profile = replace(profile, grad_wire_bytes=wire, grad_plain_bytes=plain)
         self.events.emit(Kind.RANK_PROFILE, **asdict(profile))
         self.also_report()
+        if told := self.feed.advice():
+            self.events.emit(Kind.ADVICE, step=step, advice=told)
         if self._speaks_for_stage:
             for load in self.trainer.routing.loads(step):
                 self.events.emit(Kind.EXPERT_LOAD, **asdict(load))

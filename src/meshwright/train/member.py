@@ -469,6 +469,7 @@ class Member:
         self._mirror = self._arm(trainer)
         loop = TrainLoop(trainer, inputs, self._events, self._stop)
         loop.begin_step, loop.also_report = self._watch.begin_step, self._report_redundancy
+        loop.feed.idle = self._fabric.look
         twins = self._keeping.twins[rank]
         self._watch.guard = stand_guard(loop, self._fabric, twins, self._events.emit)
         return loop

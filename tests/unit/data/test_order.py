@@ -17,9 +17,10 @@ from meshwright.data.mixture import Mixture, Stage, even
 from meshwright.data.order import MixedRows, Order, plain_order
 from meshwright.data.packing import PackedRows
 from meshwright.data.reader import BatchReader
+from meshwright.data.sampler import sample_indices
 from meshwright.data.share import Share
 from meshwright.data.store import TokenStore
-from meshwright.data.windows import TrainSamples, Windows
+from meshwright.data.windows import Windows
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,13 @@ def test_each_epoch_of_each_source_has_every_sample_once(seed: int, change: int)
 
 
 def test_one_source_is_the_order_of_the_trainer() -> None:
-    """What `meshwright train` reads is the same, whichever of the two classes says so."""
+    """What `meshwright train` has always read of one source."""
     tokens = np.arange(10_001)
     windows = Windows(TokenStore(Path("none"), tokens, np.array([0, 10_001])), 10)
     ks = np.arange(3000)
     order = plain_order(len(windows), 7)
     ours = MixedRows([windows], order).read(ks)
-    assert np.array_equal(ours, TrainSamples(windows, 7).read(ks))
+    assert np.array_equal(ours, windows.read(sample_indices(7, ks, len(windows))))
     assert len(np.unique(ours[:1000, 0])) == 1000
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from meshwright.base.errors import DataError
+from meshwright.data.order import MixedRows, plain_order
 from meshwright.data.sampler import sample_index
 from meshwright.data.store import TokenStore
-from meshwright.data.windows import TrainSamples, Windows
+from meshwright.data.windows import JoinedWindows, Windows
 
 
 def counting_store(n_tokens: int) -> TokenStore:
@@ -51,10 +52,22 @@ def test_spread_covers_the_store_evenly() -> None:
 
 def test_any_split_over_ranks_reads_the_same_samples() -> None:
     windows = Windows(counting_store(1001), 4)
-    samples = TrainSamples(windows, seed=3)
+    samples = MixedRows([windows], plain_order(len(windows), 3))
     ks = np.arange(480, 520)  # over the end of the first epoch, 250 windows
     whole = samples.read(ks)
     for ranks in (1, 2, 5):
         parts = [samples.read(part) for part in np.split(ks, ranks)]
         assert np.array_equal(np.concatenate(parts), whole)
     assert whole[7].tolist() == windows.read(np.array([sample_index(3, 487, 250)]))[0].tolist()
+
+
+def test_several_stores_are_looked_at_by_their_shares() -> None:
+    parts = [Windows(counting_store(1001), 1), Windows(counting_store(101), 1)]
+    joined = JoinedWindows(parts, (0.75, 0.25))
+    assert len(joined) == 1100
+    chosen = joined.spread(40)
+    assert chosen.tolist() == [i * 1000 // 30 for i in range(30)] + [*range(1000, 1100, 10)]
+    shown = joined.read(chosen[[1, 35]])
+    assert np.array_equal(shown[:1], parts[0].read(np.array([33])))
+    assert np.array_equal(shown[1:], parts[1].read(np.array([50])))
+    assert JoinedWindows(parts, (1.0, 0.0)).spread(10).max() < 1000

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from meshwright.base.config import to_toml
 from meshwright.base.errors import InputError
+from meshwright.data.mixture import Stage
 from meshwright.plan.job import Job, load_job, resolve_job
 
 GOOD: dict[str, Any] = {
@@ -144,8 +145,15 @@ def test_what_cannot_run_is_refused_with_this_line(changes: dict[str, Any], line
         ("model.layers", "4", "valid integer"),
         ("model.family", "bert", "'qwen3_moe' or 'deepseek_v3'"),
         ("model.hf", 3, "valid string"),
-        ("data.packing", "best-fit", "'stream' or 'documents'"),
-        ("data.source", ["a"], "valid string"),
+        ("data.packing", "best", "'stream', 'documents' or 'best-fit'"),
+        ("data.source", "", "name a file"),
+        ("data.source", 3, "a path, or a list"),
+        ("data.source", [], "a path, or a list"),
+        ("data.source", [{"path": "a", "weight": 0}], "weights of the sources must be >= 0"),
+        ("data.source", [{"path": "a"}, {"path": "b", "weight": 1e-9}], "a share below 1/1048576"),
+        ("data.stages", [{"step": 5, "weights": [1, 2]}], "2 weights for 1 sources"),
+        ("data.stages", [{"step": 5, "weights": [-1]}], "weights of step 5 must be >= 0"),
+        ("data.stages", [{"step": 5, "weights": [1]}] * 2, "steps must ascend"),
         ("optimizer.lr", "fast", "valid number"),
         ("optimizer.lr", float("inf"), "finite number"),
         ("optimizer.lr", float("nan"), "finite number"),
@@ -159,6 +167,46 @@ def test_what_cannot_run_is_refused_with_this_line(changes: dict[str, Any], line
 def test_wrong_values_name_their_key_and_value(key: str, value: object, says: str) -> None:
     line = _refusal({key: value})
     assert line.startswith(f"{key} = {value!r}: ") and says in line
+
+
+@pytest.mark.parametrize(
+    "source, says",
+    [
+        (["a", 3], "data.source[1] = 3: must be a path or {path"),
+        ([{"path": "a", "wieght": 1}], "data.source[0].wieght = 1: unknown key"),
+        ([{"weight": 1.0}], "data.source[0].path = None: required"),
+        ([{"path": "a", "weight": "much"}], "data.source[0].weight = 'much': input should be"),
+    ],
+)
+def test_a_wrong_source_names_its_place(source: list[Any], says: str) -> None:
+    assert says in _refusal({"data.source": source})
+
+
+def test_sources_weights_and_stages_become_a_mixture() -> None:
+    several = [{"path": "a", "weight": 3}, "b"]
+    stages = [{"step": 10, "weights": [1, 1]}, {"step": 20, "weights": [0.0, 1]}]
+    job = resolve_job(
+        _with({"data.source": several, "data.stages": stages, "data.packing": "best-fit"})
+    )
+    batch = job.data.global_batch
+    assert job.data.mixture(3).stages == (
+        Stage(0, (3.0, 1.0)),
+        Stage(10 * batch, (1.0, 1.0)),
+        Stage(20 * batch, (0.0, 1.0)),
+    )
+    assert job.data.inside_documents and job.data.best_fit
+    assert resolve_job(tomllib.loads(to_toml(job.model_dump()))) == job
+
+
+def test_paths_of_all_sources_become_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "job.toml").write_text(to_toml(GOOD))
+    job = load_job(tmp_path / "job.toml", ['data.source=["a", {path = "none", weight = 2}]'])
+    assert [one.path for one in job.data.sources] == [str(tmp_path / "a"), "none"]
+    assert [one.weight for one in job.data.sources] == [1.0, 2.0]
 
 
 def test_a_file_is_read_overridden_and_resolved(tmp_path: Path) -> None:

@@ -5,18 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from train_groups import mesh_of
 
 from meshwright.data.packing import PackedRows
 from meshwright.data.store import TokenStore
 from meshwright.models import presets
+from meshwright.plan.job import resolve_job
 from meshwright.train.documents import document_ids, positions_in_documents
+from meshwright.train.gradients import Vote
 from meshwright.train.init import initial_values
 from meshwright.train.nn.attention import attend_whole
 from meshwright.train.nn.decoder import Decoder
 from meshwright.train.nn.passing import Pass
+from meshwright.train.trainer import Trainer
 
 EOT, VOCAB, LENGTH, COPIES = 0, 21, 30, 20
 
@@ -83,3 +88,40 @@ def test_another_first_document_changes_no_bit_of_the_logits_of_the_second() -> 
             found.append([logits(model, tokens, masked)[0, 34:] for masked in (True, False)])
     assert torch.equal(found[0][0], found[1][0])
     assert (found[0][1] - found[1][1]).abs().max() > 1e-3  # as it is without the mask
+
+
+def trained(tokens: list[int], packing: str) -> Vote:
+    """What a step on one row of `tokens` comes to."""
+    job = resolve_job(
+        {
+            "job": {"steps": 1},
+            "model": {"preset": "tiny", "layers": 1, "vocab": VOCAB},
+            "data": {"seq_len": len(tokens) - 1, "global_batch": 1, "packing": packing},
+        }
+    )
+    trainer = Trainer(job, mesh_of(job.layout, 0), torch.device("cpu"), EOT)
+    trainer.initialise()
+    return trainer.gradients(torch.tensor(tokens)[None, None])
+
+
+@pytest.mark.parametrize("packing", ["documents", "best-fit"])
+def test_what_begins_a_document_is_no_target_of_the_one_before(packing: str) -> None:
+    row = [1, 2, 3, EOT, 4, 5, EOT, 6]
+    found, other = trained(row, packing), trained([*row[:-1], 7], packing)
+    assert found.tokens == len(row) - 1 - 2
+    assert found == other  # the last one only ever was a target
+    alone = trained(row[:4], packing)
+    assert alone.tokens == 3
+    stream = [trained(tokens, "stream") for tokens in (row, [*row[:-1], 7])]
+    assert stream[0].tokens == len(row) - 1
+    assert stream[0].loss != stream[1].loss
+
+
+def test_documents_of_a_row_are_trained_on_as_if_alone() -> None:
+    """The mean loss of a row is that of its documents, each weighted by its targets."""
+    first, second = [1, 2, 3, 9, EOT], [4, 5, EOT]
+    together = trained([*first, *second], "best-fit")
+    alone = [trained(tokens, "best-fit") for tokens in (first, second)]
+    mean = sum(one.loss * one.tokens for one in alone) / sum(one.tokens for one in alone)
+    assert together.tokens == sum(one.tokens for one in alone)
+    assert abs(together.loss - mean) < 1e-5

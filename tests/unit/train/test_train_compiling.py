@@ -17,7 +17,8 @@ import torch._dynamo
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from meshwright.models.spec import ModelSpec
-from meshwright.plan.job import DataSection, Job, JobSection, OptimizerSection
+from meshwright.plan.data_section import DataSection
+from meshwright.plan.job import Job, JobSection, OptimizerSection
 from meshwright.plan.layout import Layout
 from meshwright.train import compiling
 from meshwright.train.comm import Clock
@@ -200,7 +201,8 @@ def test_a_cpu_rank_does_not_import_the_compiler() -> None:
     program = (
         "import sys, torch\n"
         "from meshwright.models.spec import ModelSpec\n"
-        "from meshwright.plan.job import DataSection, Job, JobSection\n"
+        "from meshwright.plan.data_section import DataSection\n"
+        "from meshwright.plan.job import Job, JobSection\n"
         "from meshwright.plan.layout import Layout\n"
         "from meshwright.train.comm import Clock\n"
         "from meshwright.train.mesh import build_mesh\n"

@@ -14,9 +14,11 @@ from train_groups import mesh_of
 from meshwright.base.errors import RunError
 from meshwright.plan.job import resolve_job
 from meshwright.train import loop
+from meshwright.train.feeding import StepFeed
 from meshwright.train.gradients import Vote
 
 FIRST, STEPS = 3, 6
+REPORT = loop.TrainLoop._report_profile
 RIGHT = Vote(loss=1.0, tokens=4, grad_norm=1.0, stop=False)
 
 
@@ -25,9 +27,11 @@ class Said:
 
     def __init__(self) -> None:
         self.kinds: list[str] = []
+        self.advice: list[tuple[int, str]] = []
 
-    def emit(self, kind: Any, **_: Any) -> None:
+    def emit(self, kind: Any, **fields: Any) -> None:
         self.kinds.append(str(kind))
+        self.advice += [(fields["step"], fields["advice"])] if "advice" in fields else []
 
 
 class Recorder:
@@ -71,7 +75,9 @@ def stand_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def run(trainer: Any) -> Said:
     said: Any = Said()
-    inputs: Any = SimpleNamespace(train=None, peak_flops=1.0, predicted_step_time_s=None)
+    inputs: Any = SimpleNamespace(
+        train=None, peak_flops=1.0, predicted_step_time_s=None, replay=None
+    )
     loop.TrainLoop(trainer, inputs, said).run(FIRST)
     return said  # type: ignore[no-any-return]
 
@@ -96,3 +102,18 @@ def test_an_overflow_that_a_lower_scale_answers_does_not() -> None:
     assert trainer.updated == [3, 4, 5]
     assert said.kinds.count("step_skipped") == 3
     assert "metrics" not in said.kinds
+
+
+def test_what_keeps_a_rank_waiting_is_said_where_its_time_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop.TrainLoop, "_report_profile", REPORT)
+    monkeypatch.setattr(loop, "_PROFILE_EVERY", 2)
+    told = iter([None, "data: a faster disk"])
+    monkeypatch.setattr(StepFeed, "advice", lambda _self: next(told))
+    trainer: Any = Recorder(RIGHT, may_skip=False)
+    trainer.data = SimpleNamespace(take_compressed_bytes=lambda: (0.0, 0.0))
+    trainer.routing = SimpleNamespace(loads=lambda _step: [])
+    said = run(trainer)
+    assert said.kinds.count("rank_profile") == 2
+    assert said.advice == [(6, "data: a faster disk")]

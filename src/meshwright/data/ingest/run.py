@@ -21,9 +21,10 @@ from meshwright.base.errors import ConfigError, DataError
 from meshwright.data.checksums import BLOCK_BYTES, block_sums
 from meshwright.data.ingest.merge import Counts, merge, summary
 from meshwright.data.ingest.part import build_part, is_done, open_part
-from meshwright.data.ingest.plan import BYTES, FORMAT, BuildOptions, Encoder, open_encoder
+from meshwright.data.ingest.plan import FORMAT, BuildOptions, Encoder, open_encoder
 from meshwright.data.ingest.records import Unit
 from meshwright.data.ingest.sources import find_units
+from meshwright.data.tokenizer import byte_tokenizer
 
 Progress = Callable[[str, float], None]
 
@@ -131,8 +132,9 @@ def _finish(
     folder: Path, sources: Sequence[str], options: BuildOptions, encoder: Encoder, counts: Counts
 ) -> dict[str, Any]:
     """Checksums, the tokenizer and the manifest beside the stores."""
-    if options.kind == "tokens" and options.tokenizer != BYTES:
-        (folder / "tokenizer.json").write_text(encoder.backend.to_json(), encoding="utf-8")
+    if options.kind == "tokens":
+        backend = encoder.backend or byte_tokenizer()
+        (folder / "tokenizer.json").write_text(backend.to_json(), encoding="utf-8")
     for path in sorted(folder.glob("*.bin")):
         path.with_suffix(".crc").write_bytes(block_sums(path).tobytes())
     suffixes = (".bin", ".idx", ".crc")

@@ -11,7 +11,7 @@ from torch import Tensor
 from meshwright.base.pulse import Phase
 from meshwright.plan.schedule import Action
 from meshwright.train.documents import document_ids, positions_in_documents
-from meshwright.train.loss import HeadLoss, count_valid
+from meshwright.train.loss import IGNORE, HeadLoss, count_valid
 from meshwright.train.mesh import Mesh
 from meshwright.train.nn.decoder import Decoder
 from meshwright.train.nn.dropout import Draws
@@ -192,6 +192,8 @@ class Pipeline:
         inputs, targets = tokens[:, :-1].clamp_min(0), tokens[:, 1:]
         documents = places = None
         if self._feed.end_of_text is not None:
+            # What follows the end of a document is nothing that the document could foretell.
+            targets = targets.masked_fill(inputs == self._feed.end_of_text, IGNORE)
             documents = document_ids(inputs, self._feed.end_of_text)
             places = positions_in_documents(documents)[:, order]
         about = Pass(
