@@ -47,6 +47,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "experts": (EXPERTS, {"dp_shard": 4, "ep": 4, "micro_batch": 4}),
     "pipelined experts": (EXPERTS, {"tp": 2, "pp": 2, "ep": 2, "micro_batch": 8}),
     "alone": (DENSE, {"micro_batch": 16}),
+    "pair": (DENSE, {"dp_replicate": 2, "micro_batch": 8}),
 }
 
 Fault = dict[str, Any]
@@ -74,12 +75,13 @@ class Stage:
         faults: Sequence[Fault] = (),
         spares: int = 2,
         on_said: Callable[[Orchestra, Said], object] | None = None,
+        place: Callable[[int], tuple[str, ...]] = lambda _: (),
     ) -> tuple[Ended, Orchestra]:
         """A run with `faults`."""
         root = self.folder / str(len(list(self.folder.iterdir())))
         root.mkdir()
         args = {**self.args, "checkpoints": str(root / "checkpoints"), "faults": list(faults)}
-        orchestra = Orchestra(main, args, self.world, spares, root)
+        orchestra = Orchestra(main, args, self.world, spares, root, place=place)
         if on_said is not None:
             orchestra.on_said = on_said
         return _ended(orchestra.run(), root / "checkpoints"), orchestra

@@ -45,6 +45,7 @@ class Kind(StrEnum):
     EXECUTING = "executing"  # member, epoch, step: runs again after a new table (memory only)
     TAKEOVER_DONE = "takeover_done"  # * epoch, ranks, cause, detected_s, takeover_s, step
     RESIZED = "resized"  # * epoch, step, before, after (labels of layouts), resize_s
+    LINK = "link"  # member, peers: figures of its streams over a network (memory only)
     REDUNDANCY = "redundancy"  # kind_of, bytes (held for others), seconds (of a step)
     HANG = "hang"  # * rank, member, step, phase, stalled_s
     STRAGGLER = "straggler"  # * rank, member, busy_ratio (to the median of its like)
@@ -117,6 +118,7 @@ class WorkerContext:
     orders_fd: int | None = None  # where tables come from; None: the run does not survive a loss
     pulse_fd: int | None = None  # memory shared with the agent (base/pulse.py)
     secret: str = ""  # of the run: peers prove that they know it
+    hosts: tuple[str, ...] = ()  # addresses of this machine on networks that peers may be on
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from meshwright.train.fabric.group import FabricGroup, Groups
 from meshwright.train.fabric.orders import Interrupted, Orders, Table
 from meshwright.train.faults import Fault, Faults
 from meshwright.train.inputs import TrainArgs, first_step, open_inputs, start
+from meshwright.train.link_reports import LinkReports
 from meshwright.train.loop import Progress, StopFlag, TrainLoop
 from meshwright.train.mesh import Mesh, build_mesh
 from meshwright.train.precision.apply import COMPUTE_DTYPES
@@ -50,6 +51,7 @@ from meshwright.train.warm import warm_up
 
 _RECOVERY_CHANNEL, _MIRROR_CHANNEL = 2, 4  # what groups take for themselves are hashes
 _CHECK_CHANNEL = 1 << 20  # and one for each step that is checked
+_SETTLE_S = 10.0  # for the last words to arrive over a network, by whatever path
 _NICE = 5  # so that agent and conductor, who have little to do, are never behind the workers
 
 
@@ -69,12 +71,15 @@ class Member:
             self.number,
             self._orders,
             context.secret,
+            tuple(context.hosts),
             on_gone=lambda peer: self._events.emit(Kind.PEER_GONE, peer=peer),
             pulse=pulse,
+            on_links=lambda: links.tell(),
         )
         self._events.fabric = self._fabric
+        links = LinkReports(self._fabric.network, self._events)
         faults = Faults(self.number, Fault.all_from(args.faults), self._corrupt)
-        self._watch = _Watch(self._fabric, pulse, faults)
+        self._watch = _Watch(self._fabric, pulse, faults, links)
         self._stop = StopFlag(lambda: self._orders.stop)
         self._mirror: Mirror | None = None
         self._loop: TrainLoop | None = None
@@ -96,6 +101,7 @@ class Member:
             try:
                 if self._fabric.rank >= 0:
                     self._take_part()
+                    self._fabric.settle(_SETTLE_S)
                     return
                 self._get_ready()
                 table = self._fabric.await_table()
@@ -345,6 +351,7 @@ class _Watch:
     fabric: Fabric
     pulse: PulseWriter | None
     faults: Faults
+    links: LinkReports
     step: int = 0
     computing: bool = False  # whatever is under way may be cut short anywhere
 
@@ -358,6 +365,7 @@ class _Watch:
         self.step, self.computing = step, False
         if self.pulse is not None:
             self.pulse.step(self.fabric.epoch, step)
+        self.links.begin_step()
         self.faults.enter(step, Phase.DATA)
 
     def enter(self, phase: Phase) -> None:

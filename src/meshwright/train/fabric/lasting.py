@@ -144,7 +144,12 @@ class Lasting:
 
     def figures(self) -> dict[str, Any]:
         """What was measured since the last call."""
-        return {"host": self.host, "cut": self.cut, **self._figures.take()}
+        told: dict[str, Any] = {"host": self.host, "cut": self.cut, **self._figures.take()}
+        if self._stream is not None and self._hello is None:
+            with contextlib.suppress(OSError):
+                info = tcp_info(self._stream)
+                told |= {"rtt_s": info.rtt_s, "resent": info.resent}
+        return told
 
     def put(self, header: bytes, payload: memoryview, counted: Counted) -> bool:
         """As `Outgoing.put`; `counted` hears of every frame that is not swallowed."""
@@ -190,7 +195,7 @@ class Lasting:
             info = tcp_info(stream)
         except OSError:
             return True
-        if not info.in_flight:
+        if not info.unanswered:
             self._stuck = None
         elif self._stuck is None or self._stuck[0] != info.acknowledged:
             self._stuck = info.acknowledged, now_s

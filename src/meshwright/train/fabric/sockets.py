@@ -22,7 +22,7 @@ _TCP_INFO = struct.Struct("=8B24I4Q6I4Q")
 class TcpInfo(NamedTuple):
     """What the kernel knows of a TCP stream; in segments, bytes and seconds since it began."""
 
-    in_flight: int  # segments sent and not acknowledged
+    unanswered: int  # segments, or questions for more room, that nothing has come back for
     rtt_s: float
     resent: int  # segments
     acknowledged: int  # bytes
@@ -108,7 +108,8 @@ def tcp_info(stream: socket.socket) -> TcpInfo:
     """Raises OSError."""
     said = _TCP_INFO.unpack(stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
     words, longs, more = said[8:32], said[32:36], said[42:46]
-    return TcpInfo(words[4], words[15] / 1e6, words[23], longs[2], more[2] / 1e6)
+    unanswered = words[4] + said[3]
+    return TcpInfo(unanswered, words[15] / 1e6, words[23], longs[2], more[2] / 1e6)
 
 
 def take(stream: socket.socket, place: memoryview) -> tuple[int, int]:
