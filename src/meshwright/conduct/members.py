@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from meshwright.base.events import Kind
 from meshwright.conduct.limits import Limits
+from meshwright.conduct.links import SlowLink
 from meshwright.conduct.places import Shapes
 from meshwright.conduct.protocol import Exit
 
@@ -125,6 +126,11 @@ class State:
     wanted: int | None = None  # replicas that were asked for
     resized_from: int | None = None  # replicas before the table that is out
     resize_s: float = 0.0  # when that was decided
+    slow_links: frozenset[tuple[int, int]] = frozenset()  # by their two nodes
+    cut_links: Mapping[tuple[int, int], float] = field(default_factory=dict)  # and since when
+    told_links: frozenset[tuple[int, int]] = frozenset()  # that an alert has told of
+    advised: frozenset[tuple[int, int]] = frozenset()  # that nothing can be done about
+    moved_step: int = -2  # when a rank left a slow link
     stop_asked: bool = False
     deaths: tuple[Exit, ...] = ()
     failure: str | None = None
@@ -247,6 +253,14 @@ class StopAsked:
 
 
 @dataclass(frozen=True)
+class LinksSeen:
+    """What members measure: the links that are slow, and those that no path leads over, now."""
+
+    slow: tuple[SlowLink, ...]
+    cut: frozenset[tuple[int, int]]
+
+
+@dataclass(frozen=True)
 class Tick:
     """Time has passed."""
 
@@ -265,6 +279,7 @@ Event = (
     | Heard
     | ResizeAsked
     | StopAsked
+    | LinksSeen
     | Limits
     | Tick
 )

@@ -229,7 +229,7 @@ class Fabric:
         """Wait until all that was sent over a network has arrived, for its sender's last act."""
         deadline_s = time.monotonic() + timeout_s
         with contextlib.suppress(Interrupted):
-            while self.network.restless and (left_s := deadline_s - time.monotonic()) > 0:
+            while self.network.pending and (left_s := deadline_s - time.monotonic()) > 0:
                 self._turn(left_s)
 
     def close(self) -> None:

@@ -133,9 +133,14 @@ class Lasting:
         self._dial()
 
     @property
-    def restless(self) -> bool:
-        """Whether it has to be tended."""
+    def pending(self) -> bool:
+        """Whether frames are under way."""
         return bool(self._queue or self._kept) and not self.given_up
+
+    @property
+    def restless(self) -> bool:
+        """Whether it has to be tended: one that is cut tries on, so that all know when it heals."""
+        return self.pending or (self.cut and not self.given_up)
 
     @property
     def host(self) -> str:

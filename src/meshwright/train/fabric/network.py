@@ -59,13 +59,13 @@ class Network:
         return {member: stream.figures() for member, stream in self._streams.items()}
 
     @property
-    def restless(self) -> bool:
-        """Whether something is under way that may have to go by another path."""
-        return any(stream.restless for stream in self._streams.values())
+    def pending(self) -> bool:
+        """Whether frames are under way."""
+        return any(stream.pending for stream in self._streams.values())
 
     def patience_s(self, timeout_s: float | None) -> float | None:
         """How long to wait at most where one would wait for `timeout_s`."""
-        if not self.restless:
+        if not any(stream.restless for stream in self._streams.values()):
             return timeout_s
         return _TEND_S if timeout_s is None else min(timeout_s, _TEND_S)
 
