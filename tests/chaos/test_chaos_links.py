@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos_network import Network, network
+from chaos_network import CABLES, Network, network
 from chaos_orchestra import Orchestra, Said
-from test_chaos_members import Ended, Stage, stage, tokens  # noqa: F401 (fixtures)
+from test_chaos_members import Ended, Stage, hashes, stage, tokens  # noqa: F401 (fixtures)
 
 from meshwright.base.events import Kind
+from meshwright.conduct.links import REPORTS, LinkLog
+from meshwright.conduct.rundir import read_lines
+
+_BOUND_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +31,8 @@ def cables() -> Iterator[Network]:
 
 
 def test_a_lost_path_costs_no_step_and_no_bit(
-    stage: Callable[[str], tuple[Stage, Ended]],
-    cables: Network,  # noqa: F811
+    stage: Callable[[str], tuple[Stage, Ended]],  # noqa: F811
+    cables: Network,
 ) -> None:
     """The first cable is lost at step 3, and comes back when the second is lost at step 6."""
     here, plain = stage("pair")
@@ -44,3 +55,109 @@ def test_a_lost_path_costs_no_step_and_no_bit(
 
 def _links(orchestra: Orchestra) -> list[dict[str, Any]]:
     return [peer for said in orchestra.said if said["kind"] == Kind.LINK for peer in said["peers"]]
+
+
+def _endless(here: Stage) -> Stage:
+    """Of so many steps that it ends when it is ended."""
+    tables = here.args["job"]
+    job = {**tables["job"], "steps": 10**6, "eval_every": 10**6}
+    tables = {**tables, "job": job, "checkpoint": {**tables["checkpoint"], "every": 10**6}}
+    return replace(here, args={**here.args, "job": tables})
+
+
+def _watch_links(
+    here: Stage, cables: Network, hurt: Callable[[], object] | None, faults: list[dict[str, Any]]
+) -> LinkLog:
+    """What is known of links after reports enough with `hurt` done, or `faults` at work, since
+    others without."""
+    log, told = LinkLog(), dict[tuple[int, int], int]()
+    node_of = {0: 0, 1: 1}
+
+    def on_said(_: Orchestra, said: Said) -> None:
+        if said["kind"] == Kind.LINK:
+            log.see(said["member"], said["peers"], node_of)
+            for peer in said["peers"]:
+                ends = said["member"], peer["peer"]
+                told[ends] = told.get(ends, 0) + 1
+
+    orchestra = here.begin(faults, 0, on_said, cables.enter)
+    try:
+        _until(orchestra, lambda: min(told.values(), default=0) > REPORTS)
+        assert faults or log.slow() == ()
+        if hurt is not None:
+            hurt()
+            _until(orchestra, log.slow)
+        else:
+            _until(orchestra, lambda: min(told.values()) > 3 * REPORTS)
+    finally:
+        orchestra.close()
+    return log
+
+
+def _until(orchestra: Orchestra, what: Callable[[], object]) -> None:
+    while not what():
+        orchestra.turn()
+
+
+def test_a_slow_network_is_named(
+    stage: Callable[[str], tuple[Stage, Ended]],  # noqa: F811
+    cables: Network,
+) -> None:
+    here = _endless(stage("pair")[0])
+    log = _watch_links(here, cables, lambda: cables.slow_down(1, mbit=8.0), [])
+    [link] = log.slow()
+    assert link.nodes == (0, 1) and link.times > REPORTS
+    cables.slow_down(1, mbit=10_000.0)
+
+
+def test_a_slow_chip_is_not_taken_for_a_slow_network(
+    stage: Callable[[str], tuple[Stage, Ended]],  # noqa: F811
+    cables: Network,
+) -> None:
+    here = _endless(stage("pair")[0])
+    slow = {"member": 1, "step": 30, "phase": "forward", "kind": "slow", "share": 5.0}
+    assert _watch_links(here, cables, None, [slow]).slow() == ()
+
+
+def test_when_both_cables_are_lost_there_is_one_recovery(
+    stage: Callable[[str], tuple[Stage, Ended]],  # noqa: F811
+    cables: Network,
+    tmp_path: Path,
+) -> None:
+    """The conductor is on machine 0 and hears nothing of machine 1 any more, whose ranks end."""
+    here, plain = stage("machines")
+    run, checkpoints = tmp_path / "run", tmp_path / "checkpoints"
+    args = {**here.args, "checkpoints": str(checkpoints), "faults": []}
+    words = [str(run), cables.spaces[1], ",".join(cables.hosts(1)), json.dumps(args)]
+    script = str(Path(__file__).with_name("chaos_machines.py"))
+    command = cables.command(0, [sys.executable, script, *words])
+    environment = {**os.environ, "MESHWRIGHT_HOSTS": ",".join(cables.hosts(0))}
+    with subprocess.Popen(command, env=environment) as process:
+        try:
+            _wait_for(lambda: _steps(run) >= 10 or process.poll() is not None)
+            for cable in CABLES:
+                cables.set_cable(cable, up=False)
+            assert process.wait(_BOUND_S) == 0
+        finally:
+            process.kill()
+            for cable in CABLES:
+                cables.set_cable(cable, up=True)
+    events = list(read_lines(run / "events.jsonl"))
+    [done] = [event for event in events if event["kind"] == Kind.TAKEOVER_DONE]
+    assert (done["ranks"], done["members"]) == ([1], {"1": 3})
+    assert done["cause"] == "node 1 is silent and nobody gets on"
+    assert hashes(checkpoints) == plain.checkpoints
+    losses = {line["step"]: line["loss"] for line in read_lines(run / "metrics.jsonl")}
+    assert losses == plain.losses
+
+
+def _steps(run: Path) -> int:
+    metrics = run / "metrics.jsonl"
+    return sum(1 for _ in read_lines(metrics)) if metrics.exists() else 0
+
+
+def _wait_for(what: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + _BOUND_S
+    while not what():
+        assert time.monotonic() < deadline_s, "it did not happen"
+        time.sleep(0.02)

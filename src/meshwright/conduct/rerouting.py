@@ -17,20 +17,23 @@ class Rerouting(Staffing):
         """Ranks on both sides of a link that is cut do not get on: have those of one side taken
         over on the other, where all have a copy and a member that is ready. Whether they are.
 
-        Where there is none, and the link stays cut, the smaller side is lost.
+        Where there is none, and the link stays cut, the smaller side is lost. A node that has not
+        been heard since may be cut off altogether: its lease decides.
         """
         state, node_of = self.state, self.nodes_of_members()
         if state.stage not in (Stage.RUNNING, Stage.TAKING_OVER) or state.stop_asked:
             return False
-        found = around(state.table, node_of, state.cut_links, self._ready())
+        cut_s = {ends: s for ends, s in state.cut_links.items() if all(map(self._is_heard, ends))}
+        ready = [number for number in self._ready() if self._is_heard(node_of[number])]
+        found = around(state.table, node_of, cut_s, ready)
         if found == {}:
             return False
         if found is not None and all(self._has_copy(rank, found) for rank in found):
             self._move(found)
             self.put(takeovers=(*state.takeovers, self.now_s))
             return True
-        node = beside(state.table, node_of, state.cut_links)[0]
-        since_s = min(s for ends, s in state.cut_links.items() if node in ends)
+        node = beside(state.table, node_of, cut_s)[0]
+        since_s = min(s for ends, s in cut_s.items() if node in ends)
         if self.now_s - since_s > state.limits.longest_stall_s:
             for number in state.table:
                 if node_of[number] == node:
@@ -52,6 +55,11 @@ class Rerouting(Staffing):
             self._move({rank: found[rank]})
             self.put(moved_step=state.step)
         return True
+
+    def _is_heard(self, node: int) -> bool:
+        """Whether the agent of a node was heard since all that is cut is."""
+        heard_s = self.state.nodes[node].heard_s
+        return heard_s > max(self.state.cut_links.values(), default=0.0)
 
     def _ready(self) -> list[int]:
         return [number for number in self.free() if self.state.members[number].ready]

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from meshwright.base.events import Kind
 from meshwright.train.fabric.network import Network
 
-_EVERY_S = 0.5
+_EVERY_S = 0.25
 _PEERS_A_LINE = 10  # each takes up to 300 of the 4096 bytes of a line
 
 

@@ -18,6 +18,7 @@ from meshwright.conduct.links import REPORTS, LinkLog, SlowLink
 from meshwright.conduct.members import (
     Action,
     Executing,
+    Heard,
     Kill,
     LinksSeen,
     Ready,
@@ -182,11 +183,15 @@ def test_without_spares_a_slow_link_is_told_of_once() -> None:
 
 def test_all_ranks_of_a_node_that_is_cut_off_move_at_once() -> None:
     state, actions = decide(running(AMPLE), [cut((0, 1), (0, 2))], 9.0)
+    assert not tables(actions)
+    state, actions = decide(state, [Heard(1, True), Heard(2, True)], 9.1)
+    assert not tables(actions)  # node 0 may be silent: its lease decides then
+    state, actions = decide(state, [Heard(0, True)], 9.1)
     [table] = tables(actions)
     assert table.moved == (0, 1)
     assert {state.members[member].node for member in state.table} == {1, 2}
     assert not any(isinstance(action, Kill) for action in actions)
-    state, actions = at_step(state, 6, 9.1)
+    state, actions = at_step(state, 6, 9.2)
     assert not tables(actions) and state.stage is Stage.RUNNING
     # Members behind the cut are no help.
     assert not set(state.table) & {n for n, m in state.members.items() if m.node == 0}
@@ -196,7 +201,8 @@ def test_a_node_that_stays_cut_off_is_lost_where_nobody_can_take_its_ranks() -> 
     state, actions = decide(running(SCARCE), [cut((0, 1))], 9.0)
     assert said(actions) == [Kind.ALERT] and not tables(actions)
     limit_s = state.limits.longest_stall_s
-    state, actions = decide(state, [Tick()], 9.0 + limit_s / 2)
+    state, _ = decide(state, [Heard(0, True), Heard(1, True)], 9.0 + limit_s / 2)
+    state, actions = decide(state, [Tick()], 9.1 + limit_s / 2)
     assert not [action for action in actions if isinstance(action, Kill)]
     state, actions = decide(state, [Tick()], 9.1 + limit_s)
     killed = {action.member for action in actions if isinstance(action, Kill)}
