@@ -65,58 +65,61 @@ def _endless(here: Stage) -> Stage:
     return replace(here, args={**here.args, "job": tables})
 
 
-def _watch_links(
-    here: Stage, cables: Network, hurt: Callable[[], object] | None, faults: list[dict[str, Any]]
-) -> LinkLog:
-    """What is known of links after reports enough with `hurt` done, or `faults` at work, since
-    others without."""
-    log, told = LinkLog(), dict[tuple[int, int], int]()
-    node_of = {0: 0, 1: 1}
+class Watched:
+    """A run on two machines, and what is known of their link."""
 
-    def on_said(_: Orchestra, said: Said) -> None:
+    def __init__(self, here: Stage, cables: Network, faults: list[dict[str, Any]]) -> None:
+        self.log, self.reports, self.step = LinkLog(), dict[tuple[int, int], int](), 0
+        self.orchestra = _endless(here).begin(faults, 0, self._hear, cables.enter)
+
+    def _hear(self, _: Orchestra, said: Said) -> None:
         if said["kind"] == Kind.LINK:
-            log.see(said["member"], said["peers"], node_of)
+            self.log.see(said["member"], said["peers"], {0: 0, 1: 1})
             for peer in said["peers"]:
                 ends = said["member"], peer["peer"]
-                told[ends] = told.get(ends, 0) + 1
+                self.reports[ends] = self.reports.get(ends, 0) + 1
+        self.step = max(self.step, said.get("step", 0))
 
-    orchestra = here.begin(faults, 0, on_said, cables.enter)
-    try:
-        _until(orchestra, lambda: min(told.values(), default=0) > REPORTS)
-        assert faults or log.slow() == ()
-        if hurt is not None:
-            hurt()
-            _until(orchestra, log.slow)
-        else:
-            _until(orchestra, lambda: min(told.values()) > 3 * REPORTS)
-    finally:
-        orchestra.close()
-    return log
+    def until(self, what: Callable[[], object]) -> None:
+        """Let it run."""
+        while not what():
+            self.orchestra.turn()
 
-
-def _until(orchestra: Orchestra, what: Callable[[], object]) -> None:
-    while not what():
-        orchestra.turn()
+    def until_told(self, reports: int) -> None:
+        """Let it run until each member has told so often."""
+        most = min(self.reports.values(), default=0) + reports
+        self.until(lambda: len(self.reports) == 2 and min(self.reports.values()) >= most)
 
 
 def test_a_slow_network_is_named(
     stage: Callable[[str], tuple[Stage, Ended]],  # noqa: F811
     cables: Network,
 ) -> None:
-    here = _endless(stage("pair")[0])
-    log = _watch_links(here, cables, lambda: cables.slow_down(1, mbit=8.0), [])
-    [link] = log.slow()
-    assert link.nodes == (0, 1) and link.times > REPORTS
-    cables.slow_down(1, mbit=10_000.0)
+    watched = Watched(stage("pair")[0], cables, [])
+    try:
+        watched.until_told(REPORTS + 1)
+        assert watched.log.slow() == ()
+        cables.slow_down(1, mbit=8.0)
+        watched.until(watched.log.slow)
+    finally:
+        watched.orchestra.close()
+        cables.slow_down(1, mbit=10_000.0)
+    [link] = watched.log.slow()
+    assert link.nodes == (0, 1) and link.times > 5
 
 
 def test_a_slow_chip_is_not_taken_for_a_slow_network(
     stage: Callable[[str], tuple[Stage, Ended]],  # noqa: F811
     cables: Network,
 ) -> None:
-    here = _endless(stage("pair")[0])
-    slow = {"member": 1, "step": 30, "phase": "forward", "kind": "slow", "share": 5.0}
-    assert _watch_links(here, cables, None, [slow]).slow() == ()
+    slow = {"member": 1, "step": 100, "phase": "forward", "kind": "slow", "share": 5.0}
+    watched = Watched(stage("pair")[0], cables, [slow])
+    try:
+        watched.until(lambda: watched.step > slow["step"])
+        watched.until_told(2 * REPORTS)
+    finally:
+        watched.orchestra.close()
+    assert watched.log.slow() == ()
 
 
 def test_when_both_cables_are_lost_there_is_one_recovery(

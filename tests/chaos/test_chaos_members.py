@@ -53,7 +53,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 MORE: dict[str, dict[str, dict[str, Any]]] = {
     "machines": {
-        "job": {"steps": 60, "eval_every": 50},
+        "job": {"steps": 30, "eval_every": 20},
         "cluster": {"nodes": 2, "spares": 2},
         "resilience": {"longest_stall_s": 3.0},
     }

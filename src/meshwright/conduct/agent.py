@@ -26,7 +26,7 @@ from typing import Any
 from meshwright.base.events import Kind
 from meshwright.conduct.beats import encode_sample
 from meshwright.conduct.brood import Brood
-from meshwright.conduct.hosts import own_hosts
+from meshwright.conduct.hosts import own_hosts, this_machine
 from meshwright.conduct.lease import lapsed
 from meshwright.conduct.rundir import ADDRESS_FILE, lock_agent
 from meshwright.conduct.wire import Caller, Link
@@ -135,6 +135,7 @@ class Agent:
         return {
             "node": self._home.node,
             "pid": os.getpid(),
+            "machine": this_machine(),
             "instance": self._instance,
             "table": self._brood.table,
             "members": self._brood.census(),

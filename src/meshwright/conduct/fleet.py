@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.conduct.agent import Home
-from meshwright.conduct.hosts import own_hosts
+from meshwright.conduct.hosts import own_hosts, this_machine
 from meshwright.conduct.rundir import ADDRESS_FILE, RunDir
 from meshwright.conduct.warm import WarmProcess
 from meshwright.conduct.wire import Door, Link
@@ -255,7 +255,9 @@ class Fleet:
         if agent is None or (agent.instance and agent.instance != hello["instance"]):
             if agent is not None:
                 self._forget(node)
-            agent = self._agents[node] = _Agent(hello["pid"], _open_pidfd(hello["pid"]))
+            here = hello.get("machine") == this_machine()
+            pidfd = _open_pidfd(hello["pid"]) if here else None
+            agent = self._agents[node] = _Agent(hello["pid"], pidfd)
         if agent.link is not None:
             agent.link.close()
         agent.link, agent.instance = link, hello["instance"]
@@ -313,7 +315,7 @@ class Fleet:
 
 
 def _open_pidfd(pid: int) -> int | None:
-    """None where there is no such process: on another machine, or dead already."""
+    """None where there is no such process any more."""
     try:
         return os.pidfd_open(pid)
     except OSError:

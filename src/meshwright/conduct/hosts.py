@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 from meshwright.base.errors import InputError
 
 HOSTS_VARIABLE = "MESHWRIGHT_HOSTS"
+
+
+def this_machine() -> str:
+    """Tells machines, and containers on one, apart: process numbers mean something only within."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
 
 
 def own_hosts(environment: Mapping[str, str]) -> tuple[str, ...]:

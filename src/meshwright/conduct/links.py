@@ -71,7 +71,10 @@ class LinkLog:
 
     _streams: dict[Ends, dict[Ends, _Stream]] = field(default_factory=dict)
     _best: dict[tuple[Ends, str], float] = field(default_factory=dict)
-    _lost: set[frozenset[int]] = field(default_factory=set)
+    _lost: set[frozenset[int]] = field(default_factory=set)  # nodes whose lost path was told of
+    _silent: dict[Ends, list[str]] = field(
+        default_factory=dict
+    )  # by members, until another answers
     _cut: dict[Ends, set[Ends]] = field(default_factory=dict)  # by nodes, the members
 
     def see(
@@ -99,15 +102,19 @@ class LinkLog:
     def lost_paths(
         self, member: int, peers: Sequence[Mapping[str, Any]], node_of: Mapping[int, int]
     ) -> list[LostPath]:
-        """Paths that a LINK event of `member` calls lost while another is found; once for each two
-        nodes."""
+        """Paths that `member` has lost, once another answers; once for each two nodes."""
         found = []
         for told in peers:
-            if told["lost"] and not told["cut"] and told["peer"] in node_of:
-                nodes = node_of[member], node_of[told["peer"]]
-                if frozenset(nodes) not in self._lost:
-                    self._lost.add(frozenset(nodes))
-                    found.append(LostPath(nodes, told["lost"][0], told["host"]))
+            silent = self._silent.setdefault((member, told["peer"]), [])
+            silent += told["lost"]
+            if not silent or not told["answers"] or told["peer"] not in node_of:
+                continue
+            nodes = node_of[member], node_of[told["peer"]]
+            lost = next((host for host in silent if host != told["host"]), None)
+            silent.clear()
+            if lost is not None and frozenset(nodes) not in self._lost:
+                self._lost.add(frozenset(nodes))
+                found.append(LostPath(nodes, lost, told["host"]))
         return found
 
     def cut(self, living: Sequence[int]) -> frozenset[Ends]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from surviving_scene import make_job
+from surviving_scene import Scene, make_job
 
 from meshwright.base.errors import InputError
 from meshwright.base.events import Kind
 from meshwright.conduct.around import around, behind, beside
+from meshwright.conduct.conductor import Status
+from meshwright.conduct.fleet import Fleet
 from meshwright.conduct.hosts import own_hosts
 from meshwright.conduct.links import REPORTS, LinkLog, SlowLink
 from meshwright.conduct.members import (
@@ -30,11 +34,12 @@ from meshwright.conduct.members import (
     Up,
 )
 from meshwright.conduct.muster import Muster
+from meshwright.conduct.rundir import RunDir
 from meshwright.conduct.simulation import Simulation, Verdict
 from meshwright.conduct.takeover import decide
 
 NODES = {member: member // 2 for member in range(8)}  # two on each of four nodes
-QUIET: dict[str, Any] = {"cut": False, "lost": [], "host": "10.0.0.2"}
+QUIET: dict[str, Any] = {"cut": False, "answers": True, "lost": [], "host": "10.0.0.2"}
 
 
 def tell(log: LinkLog, member: int, peer: int, small_s: float, bytes_per_s: float | None) -> None:
@@ -98,7 +103,8 @@ def test_a_single_link_is_compared_with_itself_before() -> None:
 def test_a_lost_path_is_told_once_and_a_cut_link_until_it_heals() -> None:
     log = LinkLog()
     lost = {**QUIET, "peer": 2, "small_s": None, "bytes_per_s": None, "lost": ["10.0.0.1"]}
-    [path] = log.lost_paths(0, [lost], NODES)
+    assert not log.lost_paths(0, [{**lost, "answers": False}], NODES)  # nor does another
+    [path] = log.lost_paths(0, [{**lost, "lost": []}], NODES)
     assert str(path) == "node 0 reaches node 1 by 10.0.0.2: 10.0.0.1 does not answer"
     assert not log.lost_paths(1, [lost], NODES)
     log.see(0, [{**lost, "cut": True}], NODES)
@@ -248,6 +254,25 @@ def test_every_schedule_of_bad_links_ends_and_breaks_no_rule(muster: Muster) -> 
         assert (end.failure is None) == (end.step == 24), (seed, end)
         finished += end.failure is None
     assert finished > 0.9 * SCHEDULES
+
+
+def test_an_agent_tries_all_addresses_of_its_conductor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first address has nobody who listens."""
+    opened = Fleet.open
+
+    def deafen(fleet: Fleet, rundir: RunDir) -> None:
+        opened(fleet, rundir)
+        fleet._listeners.pop(0).close()
+
+    monkeypatch.setattr(Fleet, "open", deafen)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    monkeypatch.setenv("MESHWRIGHT_HOSTS", "127.0.0.2")
+    scene = Scene(tmp_path)
+    job = make_job(2, cluster={"nodes": 2}, resilience={"longest_stall_s": 1.0})
+    outcome = scene.play(job, steps=5)
+    assert (outcome.status, outcome.error) == (Status.FINISHED, None)
 
 
 def test_addresses_of_this_machine() -> None:

@@ -149,7 +149,8 @@ class Lasting:
 
     def figures(self) -> dict[str, Any]:
         """What was measured since the last call."""
-        told: dict[str, Any] = {"host": self.host, "cut": self.cut, **self._figures.take()}
+        told: dict[str, Any] = {"host": self.host, "answers": self._answered, "cut": self.cut}
+        told |= self._figures.take()
         if self._stream is not None and self._hello is None:
             with contextlib.suppress(OSError):
                 info = tcp_info(self._stream)
