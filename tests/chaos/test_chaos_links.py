@@ -116,7 +116,7 @@ def test_a_slow_chip_is_not_taken_for_a_slow_network(
     watched = Watched(stage("pair")[0], cables, [slow])
     try:
         watched.until(lambda: watched.step > slow["step"])
-        watched.until_told(2 * REPORTS)
+        watched.until_told(REPORTS + 1)
     finally:
         watched.orchestra.close()
     assert watched.log.slow() == ()

@@ -93,6 +93,9 @@ class LinkLog:
                 stream.small_s.append(told["small_s"])
             if told["bytes_per_s"]:
                 stream.byte_s.append(1.0 / told["bytes_per_s"])
+            for what in (_SMALL, _LARGE):
+                if (time_s := self._time_s(nodes, what)) is not None:
+                    self._best[nodes, what] = min(time_s, self._best.get((nodes, what), time_s))
 
     @property
     def known(self) -> bool:
@@ -130,7 +133,8 @@ class LinkLog:
         """The links that are slow now, each two nodes once, at their slowest."""
         found: dict[Ends, SlowLink] = {}
         for what in (_SMALL, _LARGE):
-            times = self._times(what)
+            known = {nodes: self._time_s(nodes, what) for nodes in self._streams}
+            times = {nodes: time_s for nodes, time_s in known.items() if time_s is not None}
             for nodes, time_s in times.items():
                 others = [time for key, time in times.items() if set(key) != set(nodes)]
                 ratio = self._ratio(nodes, what, time_s, others)
@@ -139,21 +143,17 @@ class LinkLog:
                     found[ends] = SlowLink(ends, ratio, what)
         return tuple(found[ends] for ends in sorted(found))
 
-    def _times(self, what: str) -> dict[Ends, float]:
-        """How long the best stream between each two nodes takes."""
-        times = {}
-        for nodes, streams in self._streams.items():
-            known = [usual for s in streams.values() if (usual := s.usual(what)) is not None]
-            if known:
-                times[nodes] = min(known)
-        return times
+    def _time_s(self, nodes: Ends, what: str) -> float | None:
+        """How long the best stream between two nodes takes."""
+        usual = (stream.usual(what) for stream in self._streams[nodes].values())
+        return min((time_s for time_s in usual if time_s is not None), default=None)
 
     def _ratio(
         self, nodes: Ends, what: str, time_s: float, others: Sequence[float]
     ) -> float | None:
-        best_s = self._best[nodes, what] = min(time_s, self._best.get((nodes, what), time_s))
-        among_like = len(others) >= 2 * _OTHER_LINKS
-        like_s, least = (median(others), _LEAST_TIMES) if among_like else (best_s, _LEAST_TIMES_OWN)
+        like_s, least = self._best[nodes, what], _LEAST_TIMES_OWN
+        if len(others) >= 2 * _OTHER_LINKS:
+            like_s, least = median(others), _LEAST_TIMES
         excess_s = (time_s - like_s) * (1 if what == _SMALL else _LARGE_BYTES)
         return time_s / like_s if time_s > least * like_s and excess_s > _LEAST_EXCESS_S else None
 
