@@ -93,6 +93,8 @@ class Peer:
                 stream.close()
                 self.streams.remove(stream)
                 self.newest = None if self.newest is stream else self.newest
+        if self.newest is not None and self.tallies.overdue():
+            self.newest.acknowledge()
 
     def close(self) -> None:
         for one in [*self.listeners, *self.streams]:
@@ -131,7 +133,7 @@ class Relay:
 
 
 def _frame(sequence: int, n_bytes: int) -> tuple[bytes, memoryview]:
-    payload = bytes((sequence + i) % 251 for i in range(n_bytes))
+    payload = (bytes(range(251)) * (n_bytes // 251 + 2))[sequence % 251 :][:n_bytes]
     return pack_header(Key(1, 0, 2, sequence), n_bytes), memoryview(payload)
 
 

@@ -227,6 +227,7 @@ class Fabric:
 
     def settle(self, timeout_s: float) -> None:
         """Wait until all that was sent over a network has arrived, for its sender's last act."""
+        self.network.acknowledge()
         deadline_s = time.monotonic() + timeout_s
         with contextlib.suppress(Interrupted):
             while self.network.pending and (left_s := deadline_s - time.monotonic()) > 0:

@@ -15,9 +15,9 @@ _MOST_RATES = 256
 class Figures:
     """Since they were last told.
 
-    Frames that arrive together count as one. The path was at work on them from when the first was
-    sent, or what came before had arrived, until the last had come to the kernel of the peer:
-    however late it is read there, or its acknowledgement here, does not count.
+    Of frames that are acknowledged together the last counts. The path was at work on it from when
+    it was sent, or what was acknowledged before had arrived, until it had come to the kernel of the
+    peer: however late it is read there, or its acknowledgement here, does not count.
     """
 
     _frames: int = 0
@@ -28,10 +28,13 @@ class Figures:
     _free_ns: int = 0
     _unwilling_s: float = 0.0
 
-    def note(self, frames: int, n_bytes: int, begun_ns: int, came_ns: int) -> bool:
-        """So many have arrived; Unix times. Whether `note_large` is to be told as well."""
+    def count(self, frames: int, n_bytes: int) -> None:
+        """So many have arrived."""
         self._frames += frames
         self._bytes += n_bytes
+
+    def note(self, n_bytes: int, begun_ns: int, came_ns: int) -> bool:
+        """The last of them; Unix times. Whether `note_large` is to be told as well."""
         if n_bytes >= _LARGE_BYTES:
             return True
         busy_s = self._busy_s(begun_ns, came_ns)

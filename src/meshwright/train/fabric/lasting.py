@@ -52,7 +52,7 @@ class Loop(Protocol):
         """No more."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Frame:
     """`counted` waits until nobody needs the memory of `payload` any more."""
 
@@ -362,13 +362,12 @@ class Lasting:
             frame.release()
 
     def _measure(self, arrived: list[_Frame], came_ns: int) -> None:
-        n_bytes = sum(frame.size for frame in arrived)
-        begun_ns = arrived[0].begun_ns
-        if self._figures.note(len(arrived), n_bytes, begun_ns, came_ns):
+        self._figures.count(len(arrived), sum(frame.size for frame in arrived))
+        last = arrived[-1]
+        if self._figures.note(last.size, last.begun_ns, came_ns) and self._stream is not None:
             with contextlib.suppress(OSError):
-                assert self._stream is not None
                 unwilling_s = tcp_info(self._stream).unwilling_s
-                self._figures.note_large(n_bytes, begun_ns, came_ns, unwilling_s)
+                self._figures.note_large(last.size, last.begun_ns, came_ns, unwilling_s)
 
 
 def _how(error: OSError) -> _Loss:

@@ -63,14 +63,22 @@ class Network:
         """Whether frames are under way."""
         return any(stream.pending for stream in self._streams.values())
 
+    def acknowledge(self) -> None:
+        """Tell all others at once what has come from them."""
+        for member in list(self._tallies.owing):
+            self._incoming[member].acknowledge()
+
     def patience_s(self, timeout_s: float | None) -> float | None:
         """How long to wait at most where one would wait for `timeout_s`."""
-        if not any(stream.restless for stream in self._streams.values()):
-            return timeout_s
-        return _TEND_S if timeout_s is None else min(timeout_s, _TEND_S)
+        restless = any(stream.restless for stream in self._streams.values())
+        limits = timeout_s, _TEND_S if restless else None, self._tallies.patience_s()
+        return min((limit_s for limit_s in limits if limit_s is not None), default=None)
 
     def tend(self) -> None:
-        """Look after streams that do not get on, if nobody has for a while."""
+        """Look after streams that do not get on, if nobody has for a while, and tell others what
+        has come from them."""
+        for member in self._tallies.overdue():
+            self._incoming[member].acknowledge()
         now_s = time.monotonic()
         if self._streams and now_s - self._tended_s >= _TEND_S:
             self._tended_s = now_s

@@ -160,8 +160,13 @@ class Incoming:
         """Take in what has come; false once there will be no more."""
         goes_on = self._read()
         if self._tally is not None:
-            self._tally.tell(self.stream)
+            self._tally.may_tell(self.stream)
         return goes_on
+
+    def acknowledge(self) -> None:
+        """Tell the sender what has come so far."""
+        if self._tally is not None:
+            self._tally.tell(self.stream)
 
     def _read(self) -> bool:
         while True:
@@ -238,5 +243,5 @@ class Incoming:
         if not len(self._rest) and self._key is not None:
             key, self._key = self._key, None
             if self._tally is not None:
-                self._tally.frames += 1
+                self._tally.add(len(self._place))
             self._receiver.arrived(key, self._place)
