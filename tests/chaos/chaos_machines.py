@@ -1,70 +1,98 @@
-"""A run whose conductor is on the first of two machines: `python chaos_machines.py FOLDER SPACE
-HOSTS ARGS`. The agent of node 1 is on the machine `SPACE`, which has the addresses `HOSTS`."""
+"""A run on two machines in small: the conductor on the first, and an agent on each.
+
+All are forked from the process of the tests, which has imported the trainer and has no threads.
+"""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
+import select
 import sys
-from dataclasses import asdict
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
-from meshwright.conduct.agent import Home
-from meshwright.conduct.fleet import Fleet
+from chaos_network import Network
+
+from meshwright.conduct.agent import Agent, Home
+from meshwright.conduct.fleet import Fleet, _Agent
 from meshwright.conduct.hosts import HOSTS_VARIABLE
 from meshwright.conduct.muster import Muster
+from meshwright.conduct.protocol import die_with_parent
 from meshwright.conduct.rundir import RunDir
 from meshwright.conduct.surviving import run
 from meshwright.plan.job import Job
 
-AGENT = str(Path(__file__).with_name("chaos_agent.py"))
-ENTRY = "meshwright.train.worker"
+
+class Conducted:
+    """The process of the conductor; `ended` gives its exit status. A context manager."""
+
+    def __init__(self, cables: Network, folder: Path, args: dict[str, Any]) -> None:
+        self.pid = _fork(cables, 0, folder.with_suffix(".log"), lambda: _run(cables, folder, args))
+        self._pidfd = os.pidfd_open(self.pid)
+
+    def ended(self, timeout_s: float) -> int | None:
+        """None while it runs, waiting up to `timeout_s`."""
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        if not poller.poll(timeout_s * 1e3):
+            return None
+        status = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT)
+        return None if status is None else status.si_status
+
+    def __enter__(self) -> Conducted:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.kill(self.pid, 9)
+        os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+        os.close(self._pidfd)
 
 
-class Machines(Fleet):
-    """Node 1 is on another machine; nobody starts it again there."""
+class _Machines(Fleet):
+    """The agent of each node is on the machine of that number; none is started twice."""
 
-    agent: subprocess.Popen[str]
+    cables: Network
 
     def spawn(self, node: int, lease_s: float) -> None:
         """See `Fleet`."""
-        if node == 0:
-            super().spawn(node, lease_s)
-        elif self.agent.stdin is not None and not self.agent.stdin.closed:
-            home = json.dumps(asdict(Home(node, str(self._run), self._secret, lease_s)))
-            self.agent.stdin.write(home + "\n")
-            self.agent.stdin.close()
+        if node in self._agents:
+            return
+        home = Home(node, str(self._run), self._secret, lease_s)
+        log = self._run / "logs" / f"agent-{node}.log"
+        pid = _fork(self.cables, node, log, lambda: Agent(home).serve())
+        self._agents[node] = _Agent(pid, os.pidfd_open(pid))
 
 
-def begin(space: str, hosts: str) -> subprocess.Popen[str]:
-    """An agent on the other machine."""
-    command = ["ip", "netns", "exec", space, sys.executable, AGENT]
-    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    environment = {**os.environ, **one_thread, HOSTS_VARIABLE: hosts}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
-
-
-def main(folder: str, space: str, hosts: str, words: str) -> None:
-    """The whole run."""
-    args = json.loads(words)
+def _run(cables: Network, folder: Path, args: dict[str, Any]) -> None:
     muster = Muster(Job.model_validate(args["job"]))
-    with (
-        begin(space, hosts) as agent,
-        Machines(ENTRY) as fleet,
-        RunDir.create_at(Path(folder)) as rundir,
-    ):
-        try:
-            fleet.agent = agent
-            assert agent.stdout is not None and agent.stdout.readline() == "warm\n"
-            while not fleet.wait_warm(0.1):
-                pass
-            end = run(fleet, rundir, muster, f"{ENTRY}:main", args, lambda _: None, lambda: 0)
-            assert end.error is None, end
-        finally:
-            agent.kill()
+    entry = "meshwright.train.worker:main"
+    with _Machines("json") as fleet, RunDir.create_at(folder) as rundir:
+        fleet.cables = cables
+        end = run(fleet, rundir, muster, entry, args, lambda _: None, lambda: 0)
+        assert end.error is None, end
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:5])
+def _fork(cables: Network, machine: int, log: Path, work: Callable[[], object]) -> int:
+    pid = os.fork()
+    if not pid:
+        _be(cables, machine, log, work)
+    return pid
+
+
+def _be(cables: Network, machine: int, log: Path, work: Callable[[], object]) -> NoReturn:
+    code = 1
+    try:
+        die_with_parent()
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        os.environ[HOSTS_VARIABLE] = ",".join(cables.enter(machine))
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)

@@ -6,7 +6,7 @@ import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,10 +39,6 @@ class Network:
             if libc.setns(space.fileno(), CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), "setns")
         return self.hosts(machine)
-
-    def command(self, machine: int, words: Sequence[str]) -> list[str]:
-        """What runs `words` on a machine."""
-        return ["ip", "netns", "exec", self.spaces[machine], *words]
 
     def set_cable(self, cable: int, up: bool) -> None:
         """Plug a cable in or out."""

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chaos_machines import Conducted
 from chaos_network import CABLES, Network, network
 from chaos_orchestra import Orchestra, Said
 from test_chaos_members import Ended, Stage, hashes, stage, tokens  # noqa: F401 (fixtures)
@@ -63,6 +60,19 @@ def _endless(here: Stage) -> Stage:
     job = {**tables["job"], "steps": 10**6, "eval_every": 10**6}
     tables = {**tables, "job": job, "checkpoint": {**tables["checkpoint"], "every": 10**6}}
     return replace(here, args={**here.args, "job": tables})
+
+
+@pytest.mark.parametrize("phase", ["backward", "vote"])
+def test_a_chip_that_dies_is_replaced_across_the_network(
+    stage: Callable[[str], tuple[Stage, Ended]],  # noqa: F811
+    cables: Network,
+    phase: str,
+) -> None:
+    here, plain = stage("twins")
+    faults = [{"member": 3, "step": 4, "phase": phase}, {"member": 0, "step": 7, "phase": phase}]
+    ended, orchestra = here.play(faults, place=lambda member: cables.enter(member % 2))
+    assert ended == plain
+    assert [taken.lost for taken in orchestra.takeovers] == [[3], [0]]
 
 
 class Watched:
@@ -131,18 +141,13 @@ def test_when_both_cables_are_lost_there_is_one_recovery(
     here, plain = stage("machines")
     run, checkpoints = tmp_path / "run", tmp_path / "checkpoints"
     args = {**here.args, "checkpoints": str(checkpoints), "faults": []}
-    words = [str(run), cables.spaces[1], ",".join(cables.hosts(1)), json.dumps(args)]
-    script = str(Path(__file__).with_name("chaos_machines.py"))
-    command = cables.command(0, [sys.executable, script, *words])
-    environment = {**os.environ, "MESHWRIGHT_HOSTS": ",".join(cables.hosts(0))}
-    with subprocess.Popen(command, env=environment) as process:
+    with Conducted(cables, run, args) as conductor:
         try:
-            _wait_for(lambda: _steps(run) >= 10 or process.poll() is not None)
+            _wait_for(lambda: _steps(run) >= 10 or conductor.ended(0.0) is not None)
             for cable in CABLES:
                 cables.set_cable(cable, up=False)
-            assert process.wait(_BOUND_S) == 0
+            assert conductor.ended(_BOUND_S) == 0, _words(tmp_path)
         finally:
-            process.kill()
             for cable in CABLES:
                 cables.set_cable(cable, up=True)
     events = list(read_lines(run / "events.jsonl"))
@@ -157,6 +162,10 @@ def test_when_both_cables_are_lost_there_is_one_recovery(
 def _steps(run: Path) -> int:
     metrics = run / "metrics.jsonl"
     return sum(1 for _ in read_lines(metrics)) if metrics.exists() else 0
+
+
+def _words(folder: Path) -> str:
+    return "\n".join(f"{log}: {log.read_text()[-2000:]}" for log in folder.rglob("*.log"))
 
 
 def _wait_for(what: Callable[[], object]) -> None:

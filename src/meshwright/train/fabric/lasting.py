@@ -249,7 +249,8 @@ class Lasting:
     def _next(self, how: _Loss) -> None:
         if how is _Loss.SILENT:
             self._figures.lose(self.host)
-        if not self._answered:
+        answered, self._answered = self._answered, False
+        if not answered:
             self._tried += 1
             self._refused += how is _Loss.REFUSED
         self._at = (self._at + 1) % len(self._places)
@@ -261,7 +262,7 @@ class Lasting:
             self._rounds += 1
             self.cut = True
             self._on_change()
-        elif how is _Loss.SILENT and self._answered:
+        elif how is _Loss.SILENT and answered:
             self._on_change()
 
     def _leave(self) -> None:
