@@ -12,11 +12,12 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import torch
 
-from meshwright.train.fabric.fabric import Fabric
+from meshwright.train.fabric.fabric import Fabric, Operation
 from meshwright.train.fabric.frames import Greeting, hello
 from meshwright.train.fabric.group import FabricGroup
 from meshwright.train.fabric.lasting import Lasting
@@ -50,10 +51,10 @@ def main() -> None:
     for _ in range(ROUNDS):
         for name, group in groups.items():
             for size, count in SIZES.items():
-                took_s = _time(group, lambda g=group, s=size, n=count: _stream(g, s, n))
+                took_s = _time(group, partial(_stream, group, size, count))
                 key = f"{size >> 10} KiB, MB/s"
                 found.setdefault((key, name), []).append(size * count / took_s / 1e6)
-            took_s = _time(group, lambda g=group: _sums(g))
+            took_s = _time(group, partial(_sums, group))
             found.setdefault(("sum of 64 B, us", name), []).append(took_s / SMALL * 1e6)
     if not pid:
         os._exit(0)
@@ -84,7 +85,7 @@ def _time(group: FabricGroup, work: Callable[[], object]) -> float:
 def _stream(group: FabricGroup, size: int, count: int) -> None:
     """From the first to the second, as fast as it goes; eight under way."""
     places = [torch.zeros(size, dtype=torch.uint8) for _ in range(8)]
-    under_way = []
+    under_way: list[Operation] = []
     for i in range(count):
         if len(under_way) == len(places):
             under_way.pop(0).wait()

@@ -68,8 +68,9 @@ class _Machines(Fleet):
 def _run(cables: Network, folder: Path, args: dict[str, Any]) -> None:
     muster = Muster(Job.model_validate(args["job"]))
     entry = "meshwright.train.worker:main"
-    with _Machines("json") as fleet, RunDir.create_at(folder) as rundir:
-        fleet.cables = cables
+    fleet = _Machines("json")
+    fleet.cables = cables
+    with fleet, RunDir.create_at(folder) as rundir:
         end = run(fleet, rundir, muster, entry, args, lambda _: None, lambda: 0)
         assert end.error is None, end
 

@@ -122,7 +122,13 @@ def test_a_slow_chip_is_not_taken_for_a_slow_network(
     stage: Callable[[str], tuple[Stage, Ended]],  # noqa: F811
     cables: Network,
 ) -> None:
-    slow = {"member": 1, "step": 100, "phase": "forward", "kind": "slow", "share": 5.0}
+    slow: dict[str, Any] = {
+        "member": 1,
+        "step": 100,
+        "phase": "forward",
+        "kind": "slow",
+        "share": 5.0,
+    }
     watched = Watched(stage("pair")[0], cables, [slow])
     try:
         watched.until(lambda: watched.step > slow["step"])

@@ -97,8 +97,10 @@ class Peer:
             self.newest.acknowledge()
 
     def close(self) -> None:
-        for one in [*self.listeners, *self.streams]:
-            one.close()
+        for listener in self.listeners:
+            listener.close()
+        for stream in self.streams:
+            stream.close()
 
 
 @dataclass
