@@ -69,9 +69,11 @@ class Orchestra:
         logs: Path,
         bound_s: float = 120.0,
         nodes: int = 1,
+        place: Callable[[int], tuple[str, ...]] = lambda _: (),
     ) -> None:
         """Where spares shadow ranks, nobody begins before all spares are ready."""
         self.entry, self.args, self.world, self.logs = entry, args, world, logs
+        self.place = place  # moves a member to its machine, and says the addresses of that
         self.epoch, self.members = 0, dict[int, int]()
         self.players: dict[int, Player] = {}
         self.said: list[Said] = []
@@ -133,6 +135,7 @@ class Orchestra:
                 orders_fd=orders.detach(),
                 pulse_fd=self._pulse_fd,
                 secret="secret",
+                hosts=self.place(number),
             )
             self.entry(context)
             code = 0

@@ -57,6 +57,16 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "four": (DENSE, {"dp_replicate": 4, "micro_batch": 4}),
     "two": (DENSE, {"dp_replicate": 2, "micro_batch": 8}),
     "alone": (DENSE, {"micro_batch": 16}),
+    "pair": (DENSE, {"dp_replicate": 2, "micro_batch": 8}),
+    "machines": (DENSE, {"dp_replicate": 2, "micro_batch": 8}),
+}
+
+MORE: dict[str, dict[str, dict[str, Any]]] = {
+    "machines": {
+        "job": {"steps": 30, "eval_every": 20},
+        "cluster": {"nodes": 2, "spares": 2},
+        "resilience": {"longest_stall_s": 3.0},
+    }
 }
 KINDS = {"shadow", "parity"}  # "KIND LAYOUT" is that layout with another kind than "auto"
 
@@ -85,15 +95,27 @@ class Stage:
         faults: Sequence[Fault] = (),
         spares: int = 2,
         on_said: Callable[[Orchestra, Said], object] | None = None,
+        place: Callable[[int], tuple[str, ...]] = lambda _: (),
     ) -> tuple[Ended, Orchestra]:
         """A run with `faults`."""
+        orchestra = self.begin(faults, spares, on_said, place)
+        return _ended(orchestra.run(), orchestra.logs / "checkpoints"), orchestra
+
+    def begin(
+        self,
+        faults: Sequence[Fault] = (),
+        spares: int = 2,
+        on_said: Callable[[Orchestra, Said], object] | None = None,
+        place: Callable[[int], tuple[str, ...]] = lambda _: (),
+    ) -> Orchestra:
+        """One that has begun, and is still to be run."""
         root = self.folder / str(len(list(self.folder.iterdir())))
         root.mkdir()
         args = {**self.args, "checkpoints": str(root / "checkpoints"), "faults": list(faults)}
-        orchestra = Orchestra(main, args, self.world, spares, root)
+        orchestra = Orchestra(main, args, self.world, spares, root, place=place)
         if on_said is not None:
             orchestra.on_said = on_said
-        return _ended(orchestra.run(), root / "checkpoints"), orchestra
+        return orchestra
 
 
 def _ended(said: list[Said], root: Path) -> Ended:
@@ -104,13 +126,18 @@ def _ended(said: list[Said], root: Path) -> Ended:
                 assert found.setdefault(one["step"], one["loss"]) == one["loss"]
         return found
 
-    hashes = {}
+    return Ended(hashes(root), values(Kind.METRICS), values(Kind.EVALUATED))
+
+
+def hashes(root: Path) -> dict[int, str]:
+    """One of all that is in each checkpoint, by its step."""
+    found = {}
     for commit in commits(root):
         reader, total = Reader(commit.path), hashlib.sha256()
         for name in sorted(reader.names):
             total.update(name.encode() + reader.read(name).tobytes())
-        hashes[commit.step] = total.hexdigest()
-    return Ended(hashes, values(Kind.METRICS), values(Kind.EVALUATED))
+        found[commit.step] = total.hexdigest()
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -137,16 +164,21 @@ def stage(
             first, _, rest = name.partition(" ")
             kind, key = (first, rest) if first in KINDS else ("auto", name)
             model, layout = LAYOUTS[key]
+            more = MORE.get(name, {key: {} for key in ("job", "cluster", "resilience")})
             job = resolve_job(
                 {
-                    "job": {"steps": STEPS, "eval_every": 4, "eval_sequences": 8},
+                    "job": {"steps": STEPS, "eval_every": 4, "eval_sequences": 8, **more["job"]},
                     "model": model,
                     "data": {"seq_len": SEQ_LEN, "global_batch": BATCH},
                     "layout": layout,
-                    "cluster": {"ref": f"local:{_world(layout)}", "spares": 1},
+                    "cluster": {
+                        "ref": f"local:{_world(layout)}",
+                        "spares": 1,
+                        **more["cluster"],
+                    },
                     "optimizer": {"lr": 1e-2, "warmup_steps": 2},
                     "checkpoint": {"every": 5, "keep": 9},
-                    "resilience": {"redundancy": kind},
+                    "resilience": {"redundancy": kind, **more["resilience"]},
                 }
             )
             args = {

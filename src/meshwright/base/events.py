@@ -46,6 +46,7 @@ class Kind(StrEnum):
     HELD = "held"  # member, epoch, step: has saved its state for another layout (memory only)
     TAKEOVER_DONE = "takeover_done"  # * epoch, ranks, cause, detected_s, takeover_s, step
     RESIZED = "resized"  # * epoch, step, before, after (labels of layouts), resize_s
+    LINK = "link"  # member, peers: figures of its streams over a network (memory only)
     # kind_of, bytes (held for others); of a step: seconds, wire_bytes and check_seconds
     REDUNDANCY = "redundancy"
     HANG = "hang"  # * rank, member, step, phase, stalled_s
@@ -121,6 +122,7 @@ class WorkerContext:
     orders_fd: int | None = None  # where tables come from; None: the run does not survive a loss
     pulse_fd: int | None = None  # memory shared with the agent (base/pulse.py)
     secret: str = ""  # of the run: peers prove that they know it
+    hosts: tuple[str, ...] = ()  # addresses of this machine on networks that peers may be on
 
 
 @dataclass(frozen=True)

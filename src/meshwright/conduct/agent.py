@@ -26,6 +26,7 @@ from typing import Any
 from meshwright.base.events import Kind
 from meshwright.conduct.beats import encode_sample
 from meshwright.conduct.brood import Brood
+from meshwright.conduct.hosts import own_hosts, this_machine
 from meshwright.conduct.lease import lapsed
 from meshwright.conduct.rundir import ADDRESS_FILE, lock_agent
 from meshwright.conduct.wire import Caller, Link
@@ -34,8 +35,11 @@ LOOK_S = 0.02  # between two looks at all members
 HEARTBEAT_S = 0.05
 _GLANCE_S = 0.005  # between two glances at who is dying
 _DIAL_S = 0.2  # between two attempts to reach a conductor, and the most that one may take
+_ANSWER_S = 2.0  # for a conductor that was reached to prove itself
 _ORPHAN_S = 60.0  # without members and conductor: how long to keep what was said
-_OF_THE_MOMENT = frozenset({Kind.PROGRESS, Kind.PEER_GONE})  # of no use to a later conductor
+_OF_THE_MOMENT = frozenset(
+    {Kind.PROGRESS, Kind.PEER_GONE, Kind.LINK}
+)  # of no use to a later conductor
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Agent:
         self._instance = secrets.token_hex(8)
         self._link: Link | None = None
         self._caller: Caller | None = None
-        self._brood = Brood(home.secret)
+        self._brood = Brood(home.secret, own_hosts(os.environ))
         self._kept: deque[dict[str, Any]] = deque()  # reports that no conductor has taken
         self._count = 0
         self._lease_s = home.lease_s
@@ -65,6 +69,7 @@ class Agent:
         self._renewed_s = self._progress_s = self._alone_s = now_s
         self._looked_s = self._beat_s = self._dialed_s = 0.0
         self._steps: dict[int, tuple[int, ...]] = {}
+        self._dials = 0  # which of the conductor's addresses is next
         self._done = False
 
     def serve(self) -> None:
@@ -112,22 +117,25 @@ class Agent:
         if self._caller is not None:
             if self._caller.advance():
                 self._join(self._caller.link, now_s)
-            elif self._caller.link.broken or now_s - self._dialed_s > 2.0:
+            elif self._caller.link.broken or now_s - self._dialed_s > _ANSWER_S:
                 self._caller.link.close()
                 self._caller = None
+                self._dials += 1
         elif now_s - self._dialed_s >= _DIAL_S:
             self._dialed_s = now_s
             with contextlib.suppress(OSError, ValueError, KeyError):
                 found = json.loads((Path(self._home.run) / ADDRESS_FILE).read_text())
-                host, port = found["address"]
-                hello = self._hello()
-                secret = self._home.secret
+                addresses = found.get("addresses") or [found["address"]]
+                host, port = addresses[self._dials % len(addresses)]
+                hello, secret = self._hello(), self._home.secret
                 self._caller = Caller.dial((str(host), int(port)), secret, hello, _DIAL_S)
+                self._dials += self._caller is None
 
     def _hello(self) -> dict[str, Any]:
         return {
             "node": self._home.node,
             "pid": os.getpid(),
+            "machine": this_machine(),
             "instance": self._instance,
             "table": self._brood.table,
             "members": self._brood.census(),
@@ -167,6 +175,7 @@ class Agent:
     def _part(self) -> None:
         if self._link is not None:
             self._link.close()
+            self._dials += 1  # it may be the path that is lost
         self._link, self._alone_s = None, time.monotonic()
 
     def _obey(self, request: dict[str, Any]) -> None:

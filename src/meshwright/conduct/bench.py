@@ -7,10 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshwright.conduct.beats import at_work, decode_sample, progress_key
-from meshwright.conduct.members import State
+from meshwright.conduct.links import LinkLog, LostPath
+from meshwright.conduct.members import LinksSeen, State
 from meshwright.conduct.muster import Muster
+from meshwright.conduct.protocol import Message
 from meshwright.conduct.stragglers import StepLog, Straggler
-from meshwright.conduct.verdicts import Frozen, Sample, Verdict, judge
+from meshwright.conduct.verdicts import Frozen, Hang, Sample, Verdict, judge
+
+_PATH_S = 2.0  # for members to find that a path is lost, and to go by another
 
 
 @dataclass
@@ -20,6 +24,8 @@ class Bench:
     muster: Muster
     samples: dict[int, Sample] = field(default_factory=dict)
     step_log: StepLog = field(default_factory=StepLog)
+    links: LinkLog = field(default_factory=LinkLog)
+    _path_lost_s: float = float("-inf")
     _progress: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)
     _named: set[int] = field(default_factory=set)
     _condemned: dict[int, Sample] = field(default_factory=dict)
@@ -74,12 +80,35 @@ class Bench:
         wrong = before is not None and tuple(progress) != progress_key(before.pulse)
         return before if wrong and progress else None
 
-    def verdicts(self, state: State) -> list[Verdict]:
+    def see_links(
+        self, message: Message, state: State, now_s: float
+    ) -> tuple[LinksSeen, list[LostPath]]:
+        """Take in a LINK event: what is known of links now, and paths that are newly lost."""
+        node_of = {number: member.node for number, member in state.members.items()}
+        member, peers = message["member"], message["peers"]
+        self.links.see(member, peers, node_of)
+        if any(told["lost"] or told["cut"] for told in peers):
+            self._path_lost_s = now_s
+        lost = self.links.lost_paths(member, peers, node_of)
+        return LinksSeen(self.links.slow(), self.links.cut(state.living())), lost
+
+    def verdicts(self, state: State, now_s: float) -> list[Verdict]:
         """Who holds the run up. Where not everybody can be seen, only who is frozen."""
         seen = [self.samples[number] for number in state.living() if self._is_seen(number, state)]
         everybody = {sample.member for sample in seen} >= set(state.table)
-        found = judge(seen, state.limits)
-        return [verdict for verdict in found if everybody or isinstance(verdict, Frozen)]
+        return [
+            verdict
+            for verdict in judge(seen, state.limits)
+            if isinstance(verdict, Frozen)
+            or (everybody and not self._may_be_a_link(verdict, state, now_s))
+        ]
+
+    def _may_be_a_link(self, hang: Hang, state: State, now_s: float) -> bool:
+        """Whether those who wait for each other may do so because of a path that is being left."""
+        if hang.certain or not self.links.known:
+            return False
+        fresh = min(hang.stalled_s, now_s - self._path_lost_s) < _PATH_S
+        return fresh or bool(state.cut_links)
 
     def _is_seen(self, number: int, state: State) -> bool:
         member = state.members[number]

@@ -65,8 +65,8 @@ class _Child:
 class Brood:
     """All members that one agent has forked and not yet buried."""
 
-    def __init__(self, secret: str) -> None:
-        self._secret = secret
+    def __init__(self, secret: str, hosts: tuple[str, ...] = ()) -> None:
+        self._secret, self._hosts = secret, hosts
         self._pid = os.getpid()
         self._children: dict[int, _Child] = {}
         self._ends = Ends(MOST_MEMBERS)
@@ -110,6 +110,7 @@ class Brood:
                     member=member,
                     pulse_fd=self._pulse_fd,
                     secret=self._secret,
+                    hosts=self._hosts,
                 )
                 self._fork(context, function, member_log_path(log_dir, member), not_inherited)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.conduct.agent import Home
+from meshwright.conduct.hosts import own_hosts, this_machine
 from meshwright.conduct.rundir import ADDRESS_FILE, RunDir
 from meshwright.conduct.warm import WarmProcess
 from meshwright.conduct.wire import Door, Link
@@ -81,8 +82,9 @@ class Fleet:
     """All agents of one run. A context manager: leaving it leaves no process behind."""
 
     def __init__(self, preload: str) -> None:
+        self._hosts = own_hosts(os.environ)
         self._nursery = WarmProcess("meshwright.conduct.nursery", preload, [], [])
-        self._listener: socket.socket | None = None
+        self._listeners: list[socket.socket] = []
         self._doors: dict[Door, float] = {}
         self._agents: dict[int, _Agent] = {}
         self._asking: list[Link] = []
@@ -94,7 +96,8 @@ class Fleet:
 
     @classmethod
     def start(cls, preload: str) -> Fleet:
-        """Start to import the module `preload`; returns at once."""
+        """Start to import the module `preload`; returns at once. Raises InputError if an address
+        of this machine is wrong."""
         return cls(preload)
 
     def __enter__(self) -> Fleet:
@@ -113,10 +116,13 @@ class Fleet:
         self._run = rundir.path.resolve()
         self._secret = rundir.secret()
         self.generation = rundir.generation() + 1
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-        self._listener.setblocking(False)
-        address = self._listener.getsockname()
-        said = {"address": address, "pid": os.getpid(), "generation": self.generation}
+        for host in ("127.0.0.1", *self._hosts):
+            listener = socket.create_server((host, 0), backlog=128)
+            listener.setblocking(False)
+            self._listeners.append(listener)
+        addresses = [listener.getsockname()[:2] for listener in self._listeners]
+        said = {"address": addresses[0], "addresses": addresses, "pid": os.getpid()}
+        said["generation"] = self.generation
         rundir.write_text(ADDRESS_FILE, json.dumps(said))
 
     def spawn(self, node: int, lease_s: float) -> None:
@@ -169,7 +175,7 @@ class Fleet:
     @property
     def address(self) -> tuple[str, int] | None:
         """Where it listens."""
-        return None if self._listener is None else self._listener.getsockname()
+        return self._listeners[0].getsockname() if self._listeners else None
 
     def pid(self, node: int) -> int | None:
         """The process of an agent."""
@@ -200,8 +206,8 @@ class Fleet:
 
     def _wait(self, timeout_s: float) -> None:
         poller = select.poll()
-        if self._listener is not None:
-            poller.register(self._listener, select.POLLIN)
+        for listener in self._listeners:
+            poller.register(listener, select.POLLIN)
         agents = [agent.link for agent in self._agents.values() if agent.link is not None]
         for link in [*agents, *self._asking, *(door.link for door in self._doors)]:
             if link.broken:
@@ -216,10 +222,10 @@ class Fleet:
     def _admit(self) -> list[Heard]:
         """Let in those who have proved that they know the secret."""
         now_s = time.monotonic()
-        if self._listener is not None:
+        for listener in self._listeners:
             with contextlib.suppress(BlockingIOError):
                 while True:
-                    sock, _ = self._listener.accept()
+                    sock, _ = listener.accept()
                     self._doors[Door(Link(sock), self._secret)] = now_s
         heard: list[Heard] = []
         for door, since_s in list(self._doors.items()):
@@ -249,7 +255,9 @@ class Fleet:
         if agent is None or (agent.instance and agent.instance != hello["instance"]):
             if agent is not None:
                 self._forget(node)
-            agent = self._agents[node] = _Agent(hello["pid"], _open_pidfd(hello["pid"]))
+            here = hello.get("machine") == this_machine()
+            pidfd = _open_pidfd(hello["pid"]) if here else None
+            agent = self._agents[node] = _Agent(hello["pid"], pidfd)
         if agent.link is not None:
             agent.link.close()
         agent.link, agent.instance = link, hello["instance"]
@@ -301,13 +309,13 @@ class Fleet:
             if agent.pidfd is not None:
                 os.close(agent.pidfd)
         self._agents, self._asking, self._doors = {}, [], {}
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        for listener in self._listeners:
+            listener.close()
+        self._listeners = []
 
 
 def _open_pidfd(pid: int) -> int | None:
-    """None where there is no such process: on another machine, or dead already."""
+    """None where there is no such process any more."""
     try:
         return os.pidfd_open(pid)
     except OSError:

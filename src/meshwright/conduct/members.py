@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from meshwright.base.events import Kind
 from meshwright.conduct.limits import Limits
+from meshwright.conduct.links import SlowLink
 from meshwright.conduct.places import Shapes
 from meshwright.conduct.protocol import Exit
 
@@ -152,6 +153,11 @@ class State:
     resize_s: float = 0.0  # when that was decided
     relayout: Relayout | None = None  # that was asked for
     relaid: Relayout | None = None  # that the table which is out begins
+    slow_links: frozenset[tuple[int, int]] = frozenset()  # by their two nodes
+    cut_links: Mapping[tuple[int, int], float] = field(default_factory=dict)  # and since when
+    told_links: frozenset[tuple[int, int]] = frozenset()  # that an alert has told of
+    advised: frozenset[tuple[int, int]] = frozenset()  # that nothing can be done about
+    moved_step: int = -2  # when a rank left a slow link
     stop_asked: bool = False
     deaths: tuple[Exit, ...] = ()
     quarantined: frozenset[int] = frozenset()  # members whose chips are not used again
@@ -314,6 +320,14 @@ class StopAsked:
 
 
 @dataclass(frozen=True)
+class LinksSeen:
+    """What members measure: the links that are slow, and those that no path leads over, now."""
+
+    slow: tuple[SlowLink, ...]
+    cut: frozenset[tuple[int, int]]
+
+
+@dataclass(frozen=True)
 class Tick:
     """Time has passed."""
 
@@ -337,6 +351,7 @@ Event = (
     | Held
     | TableLost
     | StopAsked
+    | LinksSeen
     | Limits
     | Tick
 )

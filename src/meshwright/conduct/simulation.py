@@ -19,7 +19,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from meshwright.conduct.members import Action, Event, NodeGone, SendTable, Stage, State, Unlinked
+from meshwright.conduct.links import SlowLink
+from meshwright.conduct.members import (
+    Action,
+    Event,
+    LinksSeen,
+    NodeGone,
+    SendTable,
+    Stage,
+    State,
+    Unlinked,
+)
 from meshwright.conduct.muster import Muster
 from meshwright.conduct.shelf import Shelf
 from meshwright.conduct.simulated import SIGKILL, Clock, Line, SimAgent, SimMember
@@ -73,6 +83,7 @@ class Simulation:
         self.agents = {n: SimAgent(n, self.clock, lease_s) for n in range(muster.nodes)}
         self.control_cut_until = dict.fromkeys(self.agents, 0.0)
         self.data_cut_until = dict.fromkeys(self.agents, 0.0)
+        self.slow: set[tuple[int, int]] = set()
         self.was_cut: set[int] = set()  # members whose node was ever cut off from the others
         self.step = 0
         self.holders: dict[tuple[int, int], int] = {}
@@ -126,6 +137,28 @@ class Simulation:
             conductor = self.conductor
             if conductor is not None:  # it may see the end of the line
                 self.clock.after(0.01, lambda: conductor.apply(Unlinked(node)))
+
+    def slow_link(self, a: int, b: int) -> None:
+        """Members find the link between two nodes slow, for good."""
+        self.slow.add((min(a, b), max(a, b)))
+        self._see_links()
+
+    def cut_paths(self, node: int, seconds: float) -> None:
+        """Cut the node's paths to all other nodes, and not its line to the conductor."""
+        until_s = self.clock.now_s + seconds
+        self.data_cut_until[node] = max(self.data_cut_until[node], until_s)
+        self.was_cut |= set(self.agents[node].members)
+        for delay_s in (self.random.uniform(0.5, 2.0), seconds + self.random.uniform(0.01, 6.0)):
+            self.clock.after(delay_s, self._see_links)
+
+    def _see_links(self) -> None:
+        """Members tell what they know of links."""
+        now_s = self.clock.now_s
+        away = [node for node, until_s in self.data_cut_until.items() if now_s < until_s]
+        cut = {(min(a, b), max(a, b)) for a in away for b in self.agents if a != b}
+        slow = tuple(SlowLink(ends, 9.0, "small messages") for ends in sorted(self.slow))
+        if self.conductor is not None:
+            self.conductor.apply(LinksSeen(slow, frozenset(cut)))
 
     def kill(self, number: int) -> None:
         """A member dies."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 from meshwright.base.events import Kind
+from meshwright.conduct.around import behind
 from meshwright.conduct.members import Launch, Member, SendTable, Stage, StopMembers
 from meshwright.conduct.places import choose
 from meshwright.conduct.turn import HOUR_S, Turn
@@ -32,8 +33,15 @@ class Staffing(Turn):
         """Members that are still starting, and have no rank."""
         return [number for number in self.idle() if not self.state.members[number].up]
 
+    def is_behind(self, member: int) -> bool:
+        """Whether a link that is slow or cut is between a member and some rank."""
+        bad = {*self.state.slow_links, *self.state.cut_links}
+        node_of = self.nodes_of_members() if bad else {}
+        return bool(bad) and behind(node_of[member], {node_of[n] for n in self.state.table}, bad)
+
     def free(self) -> list[int]:
-        """Members that could be given a rank, those that could at once before the others."""
+        """Members that could be given a rank, those that could at once before the others, and last
+        those behind a bad link."""
         state = self.state
 
         def is_free(number: int) -> bool:
@@ -42,8 +50,11 @@ class Staffing(Turn):
             linked = node is not None and node.alive and node.linked
             return member.up and linked and number not in state.table
 
-        found = [number for number in state.members if is_free(number)]
-        return sorted(found, key=lambda number: (not state.members[number].ready, number))
+        def order(number: int) -> tuple[bool, bool, int]:
+            ready = state.members[number].ready
+            return self.is_behind(number), not ready, number
+
+        return sorted((number for number in state.members if is_free(number)), key=order)
 
     def nodes_of_members(self) -> dict[int, int]:
         """The node of each member."""

@@ -293,6 +293,8 @@ class _Conductor:
             if message["step"] > self.state.step:
                 self._apply(Begun(message["step"]))
             self.ledger.on_event(message)
+        elif kind == Kind.LINK:
+            self._see_links(message)
         elif kind == Kind.METRICS:
             self.ledger.measure(message)
         elif kind == Kind.CORRUPT:
@@ -330,6 +332,12 @@ class _Conductor:
 
     # --- verdicts
 
+    def _see_links(self, message: Message) -> None:
+        seen, lost = self.bench.see_links(message, self.state, time.monotonic())
+        for path in lost:
+            self.ledger.record(Kind.ALERT, {"what": str(path), "node": path.nodes[0]})
+        self._apply(seen)
+
     def _beat(self, node: int, beat: dict[str, Any]) -> None:
         self.fleet.acknowledge(node, beat["at"], self.state.limits.lease_agent_s)
         progressed, stepped = self.bench.take(node, beat["samples"], self.state)
@@ -340,7 +348,7 @@ class _Conductor:
             for slow in self.bench.slow():
                 self.ledger.store({"kind": Kind.STRAGGLER, **asdict(slow)})
         if self.state.stage in (Stage.RUNNING, Stage.TAKING_OVER):
-            for verdict in self.bench.verdicts(self.state):
+            for verdict in self.bench.verdicts(self.state, time.monotonic()):
                 self._condemn(verdict)
 
     def _condemn(self, verdict: Verdict) -> None:

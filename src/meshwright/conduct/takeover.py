@@ -24,7 +24,7 @@ from meshwright.conduct.members import (
     TableLost,
 )
 from meshwright.conduct.places import crowded, grown, shrunk
-from meshwright.conduct.staffing import Staffing
+from meshwright.conduct.rerouting import Rerouting
 from meshwright.conduct.turn import HOUR_S, LAST
 
 
@@ -42,7 +42,7 @@ def decide(state: State, events: Sequence[Event], now_s: float) -> tuple[State, 
     return turn.state, turn.actions
 
 
-class _Settling(Staffing):
+class _Settling(Rerouting):
     """A turn that ends in what the state as a whole asks for."""
 
     def settle(self) -> None:
@@ -61,6 +61,8 @@ class _Settling(Staffing):
             self.send(self.state.table)
         elif self._all_hold():
             self._change_layout()
+        elif self.state.cut_links and self.cross_cut():
+            pass
         elif self._all_run():
             self._run()
         if self.state.stage in (Stage.RUNNING, Stage.WAITING):
@@ -195,13 +197,14 @@ class _Settling(Staffing):
             self._seek_size(self.state.wanted)
         elif self.state.relayout is not None:
             self._seek_layout(self.state.relayout)
-        elif self.is_calm():
+        elif self.is_calm() and not (state.slow_links and self.leave_slow()):
             self._spread()
 
     def _spread(self) -> None:
         """Move ranks away from nodes whose loss would take all who hold their state."""
         state, node_of = self.state, self.nodes_of_members()
         ready = [number for number in self.free() if state.members[number].ready]
+        ready = [number for number in ready if not self.is_behind(number)]
         table, moved = list(state.table), []
         for rank in crowded(table, node_of, state.rules.shapes) if ready else ():
             here = node_of[table[rank]]

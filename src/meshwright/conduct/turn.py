@@ -23,6 +23,7 @@ from meshwright.conduct.members import (
     Held,
     Kill,
     KillAll,
+    LinksSeen,
     Loss,
     Member,
     Node,
@@ -95,6 +96,8 @@ class Turn:
                 self._held(event)
             case StopAsked():
                 self._stop()
+            case LinksSeen():
+                self._links(event)
             case Limits():
                 self.put(limits=event)
             case Tick():
@@ -277,6 +280,20 @@ class Turn:
             return
         progress_s = self.now_s if progressed else node.progress_s
         self.node(number, heard_s=self.now_s, progress_s=progress_s, told=False)
+
+    def _links(self, event: LinksSeen) -> None:
+        """Each link is told of once."""
+        state = self.state
+        cut_s = {ends: state.cut_links.get(ends, self.now_s) for ends in sorted(event.cut)}
+        told = set(state.told_links)
+        for ends in cut_s.keys() - told:
+            what = f"nodes {ends[0]} and {ends[1]} do not reach each other by any path"
+            self.record(Kind.ALERT, what=what, node=ends[0], link=ends)
+        for link in event.slow:
+            if link.nodes not in told | cut_s.keys():
+                self.record(Kind.ALERT, what=str(link), node=link.nodes[0], link=link.nodes)
+        slow = frozenset(link.nodes for link in event.slow)
+        self.put(slow_links=slow, cut_links=cut_s, told_links=frozenset(told | slow | event.cut))
 
     def _stop(self) -> None:
         state = self.state

@@ -36,6 +36,7 @@ from meshwright.train.faults import Fault, Faults
 from meshwright.train.harm import corrupt, flip
 from meshwright.train.inputs import TrainArgs, first_step, open_inputs, start
 from meshwright.train.keepers import Keeper, arm, share_said, take_over, takes_from
+from meshwright.train.link_reports import LinkReports
 from meshwright.train.loop import Progress, StopFlag, TrainLoop, something_follows
 from meshwright.train.mesh import Mesh, build_mesh
 from meshwright.train.parity import Parity
@@ -60,6 +61,7 @@ from meshwright.train.vigil import stand_guard
 from meshwright.train.warm import warm_up
 
 _RECOVERY_CHANNEL = 2  # what groups take for themselves are hashes
+_SETTLE_S = 10.0  # for the last words to arrive over a network, by whatever path
 _NICE = 5  # so that agent and conductor, who have little to do, are never behind the workers
 
 
@@ -86,12 +88,15 @@ class Member:
             self.number,
             self._orders,
             context.secret,
+            tuple(context.hosts),
             on_gone=lambda peer: self._events.emit(Kind.PEER_GONE, peer=peer),
             pulse=pulse,
+            on_links=lambda: links.tell(),
         )
         self._events.fabric = self._fabric
+        links = LinkReports(self._fabric.network, self._events)
         faults = Faults(self.number, Fault.all_from(args.faults), self._corrupt)
-        self._watch = _Watch(self._fabric, pulse, faults)
+        self._watch = _Watch(self._fabric, pulse, faults, links)
         self._stop = StopFlag(lambda: self._orders.stop)
         self._shadow = Shadow(self._fabric, job.optimizer, self._watch.shadow, self._tell_cost)
         self._second_hand = False  # the state is that of a shadow
@@ -122,6 +127,7 @@ class Member:
             try:
                 if self._fabric.rank >= 0:
                     self._take_part(met)
+                    self._fabric.settle(_SETTLE_S)
                     return
                 self._get_ready()
                 self._shadow.begin()
@@ -515,6 +521,7 @@ class _Watch:
     fabric: Fabric
     pulse: PulseWriter | None
     faults: Faults
+    links: LinkReports
     step: int = 0
     phase: Phase = Phase.IDLE
     computing: bool = False  # whatever is under way may be cut short anywhere
@@ -536,6 +543,7 @@ class _Watch:
         self.step, self.phase, self.computing = step, Phase.DATA, False
         if self.pulse is not None:
             self.pulse.step(self.fabric.epoch, step)
+        self.links.begin_step()
         self.faults.enter(step, Phase.DATA)
 
     def enter(self, phase: Phase) -> None:

@@ -41,7 +41,7 @@ class Theatre:
         self.bench.take(0, [encode_sample(sample) for sample in seen], self.state)
         times_s = self.bench.step_log.step_times_s
         state = replace(self.state, limits=limits(30.0, times_s))
-        return [verdict.member for verdict in self.bench.verdicts(state)]
+        return [verdict.member for verdict in self.bench.verdicts(state, self.now_s)]
 
     def train(self, steps: int) -> None:
         """Steps in which nothing happens."""

@@ -15,19 +15,30 @@ go on with what they are at while somebody in another one is replaced (`in_place
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 from meshwright.base.errors import RunError
 from meshwright.base.pulse import PulseWriter
-from meshwright.train.fabric.frames import Key, hello, open_hello
+from meshwright.train.fabric.frames import Greeting, Key, hello, open_hello
+from meshwright.train.fabric.lasting import Lasting
+from meshwright.train.fabric.network import Network
 from meshwright.train.fabric.orders import Interrupted, Orders, Table
-from meshwright.train.fabric.sockets import address_of, connect, listen_tcp, listen_unix, ready
+from meshwright.train.fabric.sockets import (
+    address_of,
+    connect_unix,
+    listen_tcp,
+    listen_unix,
+    ready,
+)
 from meshwright.train.fabric.streams import Incoming, Outgoing
+from meshwright.train.fabric.tally import Tally
 
 _NAP_S = 0.5  # between two looks at what a signal may have asked for
 _LOOK_S = 0.001  # between two looks at the streams of somebody who only sends
@@ -82,7 +93,7 @@ class Fabric:
     """The streams of `member`; `orders` are those of its agent, `secret` that of the run.
 
     It listens on this machine and at each of `hosts`. `on_gone` hears of members whose stream has
-    ended, `pulse` is told of operations and waits.
+    ended, `on_links` when a path to one is lost or found again, `pulse` of operations and waits.
     """
 
     def __init__(
@@ -93,6 +104,7 @@ class Fabric:
         hosts: tuple[str, ...] = (),
         on_gone: Callable[[int], object] = lambda _: None,
         pulse: PulseWriter | None = None,
+        on_links: Callable[[], object] = lambda: None,
     ) -> None:
         self.member, self.orders = member, orders
         self.table = Table(0, {}, {})
@@ -103,8 +115,9 @@ class Fabric:
         self._inside: set[int] = set()  # channels
         self._inside_epoch = 0
         self._secret, self._on_gone, self._pulse = secret, on_gone, pulse
+        self.network = Network(hosts, self, on_links)
         self._listeners = [listen_unix(), *map(listen_tcp, hosts)]
-        self._outgoing: dict[int, Outgoing] = {}
+        self._outgoing: dict[int, Outgoing | Lasting] = {}
         self._incoming: dict[int, Incoming] = {}
         self._posted: dict[Key, tuple[memoryview, Operation]] = {}
         self._early: dict[Key, _Early] = {}
@@ -115,8 +128,8 @@ class Fabric:
         self._poller = select.epoll()
         self._handlers: dict[int, Callable[[], object]] = {}
         for listener in self._listeners:
-            self._watch(listener.fileno(), lambda at=listener: self._accept(at))
-        self._watch(orders.fd, self._listen)
+            self.watch(listener.fileno(), partial(self._accept, listener))
+        self.watch(orders.fd, self._listen)
 
     @property
     def addresses(self) -> list[str]:
@@ -139,7 +152,7 @@ class Fabric:
         else:
             self.leave_inside()
         for member, outgoing in list(self._outgoing.items()):
-            if outgoing.stream is None or member not in table.addresses:
+            if outgoing.given_up or member not in table.addresses:
                 self._forget(member)
         self._void = False
 
@@ -229,8 +242,7 @@ class Fabric:
             op.one_done()
         elif member not in self._behind and outgoing.stream is not None:
             self._behind.add(member)
-            self._handlers[outgoing.stream.fileno()] = lambda: self._flush(member)
-            self._poller.register(outgoing.stream.fileno(), select.EPOLLOUT)
+            self.watch(outgoing.stream.fileno(), lambda: self._flush(member), select.EPOLLOUT)
 
     def receive(
         self, op: Operation, rank: int, channel: int, sequence: int, place: memoryview
@@ -284,6 +296,14 @@ class Fabric:
             self._listen()
             self._obey(None)
 
+    def settle(self, timeout_s: float) -> None:
+        """Wait until all that was sent over a network has arrived, for its sender's last act."""
+        self.network.acknowledge()
+        deadline_s = time.monotonic() + timeout_s
+        with contextlib.suppress(Interrupted):
+            while self.network.pending and (left_s := deadline_s - time.monotonic()) > 0:
+                self._turn(left_s)
+
     def close(self) -> None:
         """Give everything up."""
         for incoming in self._incoming.values():
@@ -296,9 +316,16 @@ class Fabric:
 
     # What the streams ask for.
 
-    def welcome(self, said: memoryview) -> int | None:
+    def welcome(self, said: memoryview) -> Greeting | None:
         """See `streams.Receiver`."""
         return open_hello(said, self._secret, self.member)
+
+    def resume(self, greeting: Greeting, stream: Incoming) -> Tally | None:
+        """See `streams.Receiver`."""
+        tally, before = self.network.resume(greeting, stream)
+        if before is not None:
+            self._drop(before)
+        return tally
 
     def place_for(self, key: Key, n_bytes: int, member: int) -> memoryview:
         """See `streams.Receiver`."""
@@ -310,7 +337,9 @@ class Fabric:
             if len(post[0]) != n_bytes:
                 raise RunError(f"{key}: {n_bytes} bytes came where {len(post[0])} were awaited")
             return post[0]
-        early = self._early[key] = _Early(n_bytes)
+        early = self._early.get(key)  # one that has begun to arrive by another path
+        if early is None or early.complete or len(early.data) != n_bytes:
+            early = self._early[key] = _Early(n_bytes)
         return early.data
 
     def arrived(self, key: Key, place: memoryview) -> None:
@@ -336,10 +365,11 @@ class Fabric:
         """Handle what is ready, waiting for the first of it. Raises Interrupted."""
         self._busy += 1
         try:
-            for fd, _ in self._poller.poll(timeout_s):
+            for fd, _ in self._poller.poll(self.network.patience_s(timeout_s)):
                 handler = self._handlers.get(fd)
                 if handler is not None:
                     handler()
+            self.network.tend()
         finally:
             self._busy -= 1
         self._looked_s = time.monotonic()
@@ -356,17 +386,22 @@ class Fabric:
         self._void = True
         raise Interrupted(newest)
 
-    def _watch(self, fd: int, handler: Callable[..., object]) -> None:
+    def watch(self, fd: int, handler: Callable[[], object], events: int = select.EPOLLIN) -> None:
+        """See `lasting.Loop`."""
         self._handlers[fd] = handler
-        self._poller.register(fd, select.EPOLLIN)
+        try:
+            self._poller.register(fd, events)
+        except FileExistsError:
+            self._poller.modify(fd, events)
 
-    def _unwatch(self, fd: int) -> None:
+    def unwatch(self, fd: int) -> None:
+        """See `lasting.Loop`."""
         if self._handlers.pop(fd, None) is not None:
             self._poller.unregister(fd)
 
     def _listen(self) -> None:
         if not self.orders.read():  # the agent is gone, or will speak by another way
-            self._unwatch(self.orders.fd)
+            self.unwatch(self.orders.fd)
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -377,37 +412,52 @@ class Fabric:
             incoming = Incoming(ready(stream), self)
             fd = stream.fileno()
             self._incoming[fd] = incoming
-            self._watch(fd, lambda incoming=incoming, fd=fd: self._read(incoming, fd))
+            self.watch(fd, partial(self._read, incoming))
 
-    def _read(self, incoming: Incoming, fd: int) -> None:
+    def _read(self, incoming: Incoming) -> None:
         if incoming.read():
             return
-        self._unwatch(fd)
-        del self._incoming[fd]
-        incoming.close()
+        self._drop(incoming)
         if incoming.member is not None:
             self._on_gone(incoming.member)
 
-    def _open(self, member: int) -> Outgoing:
-        stream = connect(self.table.addresses.get(member, ()))
-        outgoing = Outgoing(stream, hello(self._secret, self.member, member, self.epoch))
+    def _drop(self, incoming: Incoming) -> None:
+        fd = incoming.stream.fileno()
+        if self._incoming.pop(fd, None) is not None:
+            self.unwatch(fd)
+        incoming.close()
+
+    def _open(self, member: int) -> Outgoing | Lasting:
+        addresses = self.table.addresses.get(member, ())
+        stream = connect_unix(addresses)
+
+        def greet(me: Greeting) -> bytes:
+            return hello(self._secret, me, member, self.epoch)
+
+        outgoing: Outgoing | Lasting | None = None
+        if stream is None:
+            outgoing = self.network.open(member, addresses, greet, self.member)
+        if outgoing is None:
+            outgoing = Outgoing(stream, greet(Greeting(self.member)))
         self._outgoing[member] = outgoing
         return outgoing
 
     def _flush(self, member: int) -> None:
         outgoing = self._outgoing[member]
+        assert isinstance(outgoing, Outgoing)
         fd = None if outgoing.stream is None else outgoing.stream.fileno()
         if outgoing.flush() and fd is not None:
             self._behind.discard(member)
             if outgoing.stream is None:  # closed: the kernel forgets it by itself
                 self._handlers.pop(fd, None)
             else:
-                self._unwatch(fd)
+                self.unwatch(fd)
 
     def _forget(self, member: int) -> None:
         outgoing = self._outgoing.pop(member)
+        self.network.forget(member)
         if outgoing.stream is not None:
-            self._unwatch(outgoing.stream.fileno())
+            self.unwatch(outgoing.stream.fileno())
         self._behind.discard(member)
         outgoing.close()
 

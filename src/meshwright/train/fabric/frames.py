@@ -1,4 +1,5 @@
-"""What travels on a stream: a hello, then frames of a header and a payload. All little-endian."""
+"""What travels on a stream: a hello, then frames of a header and a payload; the other way, where
+frames are kept until they have arrived, how many have. All little-endian."""
 
 from __future__ import annotations
 
@@ -7,12 +8,14 @@ import hmac
 import struct
 from typing import NamedTuple
 
-_HELLO = struct.Struct("<4sII32s")
-_MAGIC = b"MWF1"
+_HELLO = struct.Struct("<4sIIQI32s")
+_MAGIC = b"MWF2"
 _HEADER = struct.Struct("<IIQQQ")
+_ARRIVED = struct.Struct("<QQ")
 
 HELLO_BYTES = _HELLO.size
 HEADER_BYTES = _HEADER.size
+ARRIVED_BYTES = _ARRIVED.size
 
 
 class Key(NamedTuple):
@@ -35,17 +38,41 @@ def unpack_header(data: bytes | bytearray | memoryview) -> tuple[Key, int]:
     return Key(epoch, source, channel, sequence), n_bytes
 
 
-def hello(secret: str, member: int, peer: int, epoch: int) -> bytes:
-    """What `member` says first on a stream to `peer`: who it is, and that it knows the secret."""
-    return _HELLO.pack(_MAGIC, member, epoch, _proof(secret, member, peer, epoch))
+class Greeting(NamedTuple):
+    """Who says hello. A stream that is opened again, by another path, has the `session` of the one
+    before and a higher `attempt`. Session 0: what is lost with the stream is lost."""
+
+    member: int
+    session: int = 0
+    attempt: int = 0
 
 
-def open_hello(data: bytes | bytearray | memoryview, secret: str, me: int) -> int | None:
-    """The member that says this hello to `me`; None if it is no hello, or not of this run."""
-    magic, member, epoch, proof = _HELLO.unpack(data)
-    right = hmac.compare_digest(proof, _proof(secret, member, me, epoch))
-    return int(member) if magic == _MAGIC and right else None
+def hello(secret: str, me: Greeting, peer: int, epoch: int) -> bytes:
+    """What is said first on a stream to `peer`: who this is, and that it knows the secret."""
+    member, session, attempt = me
+    return _HELLO.pack(_MAGIC, member, epoch, session, attempt, _proof(secret, me, peer, epoch))
 
 
-def _proof(secret: str, member: int, peer: int, epoch: int) -> bytes:
-    return hmac.digest(secret.encode(), f"{member}>{peer}@{epoch}".encode(), hashlib.sha256)
+def open_hello(data: bytes | bytearray | memoryview, secret: str, me: int) -> Greeting | None:
+    """Who says this hello to `me`; None if it is no hello, or not of this run."""
+    magic, member, epoch, session, attempt, shown = _HELLO.unpack(data)
+    said = Greeting(member, session, attempt)
+    right = hmac.compare_digest(shown, _proof(secret, said, me, epoch))
+    return said if magic == _MAGIC and right else None
+
+
+def _proof(secret: str, who: Greeting, peer: int, epoch: int) -> bytes:
+    said = f"{who.member}>{peer}@{epoch}/{who.session}.{who.attempt}"
+    return hmac.digest(secret.encode(), said.encode(), hashlib.sha256)
+
+
+def pack_arrived(frames: int, held_ns: int) -> bytes:
+    """That so many frames of a session are complete, the last of which had come `held_ns` before
+    this was said: what the reader was late with is no fault of the path."""
+    return _ARRIVED.pack(frames, held_ns)
+
+
+def unpack_arrived(data: bytes | bytearray | memoryview) -> tuple[int, int]:
+    """What `pack_arrived` was given."""
+    frames, held_ns = _ARRIVED.unpack(data)
+    return frames, held_ns

@@ -12,10 +12,13 @@ from typing import Protocol
 from meshwright.train.fabric.frames import (
     HEADER_BYTES,
     HELLO_BYTES,
+    Greeting,
     Key,
     pack_header,
     unpack_header,
 )
+from meshwright.train.fabric.sockets import take
+from meshwright.train.fabric.tally import Tally
 
 _SCRATCH_BYTES = 1 << 16
 _NO_SIGNAL = socket.MSG_NOSIGNAL  # a peer that is gone is no reason to die
@@ -66,9 +69,9 @@ class Outgoing:
         return self._stream
 
     @property
-    def behind(self) -> bool:
-        """Whether something waits for room."""
-        return bool(self._backlog) and self._stream is not None
+    def given_up(self) -> bool:
+        """Whether nothing that it is given will arrive."""
+        return self._stream is None
 
     def put(self, key: Key, payload: memoryview, counted: Counted) -> bool:
         """Send a frame; whether all of it has left. If not, `counted` hears of it later, and the
@@ -135,8 +138,11 @@ class Outgoing:
 class Receiver(Protocol):
     """Who wants the frames of an incoming stream."""
 
-    def welcome(self, hello: memoryview) -> int | None:
-        """The member that says this hello; None: it may not come in."""
+    def welcome(self, hello: memoryview) -> Greeting | None:
+        """Who says this hello; None: it may not come in."""
+
+    def resume(self, greeting: Greeting, stream: Incoming) -> Tally | None:
+        """What has come of a session, which goes on over `stream`; None: it does not."""
 
     def place_for(self, key: Key, n_bytes: int, member: int) -> memoryview:
         """Where the payload of a frame that has begun to arrive goes."""
@@ -156,14 +162,29 @@ class Incoming:
         self._head = bytearray()
         self._key: Key | None = None
         self._place = self._rest = memoryview(b"")
+        self._tally: Tally | None = None  # where the sender keeps frames until they have arrived
 
     def read(self) -> bool:
         """Take in what has come; false once there will be no more."""
+        goes_on = self._read()
+        if self._tally is not None:
+            self._tally.may_tell(self.stream)
+        return goes_on
+
+    def acknowledge(self) -> None:
+        """Tell the sender what has come so far."""
+        if self._tally is not None:
+            self._tally.tell(self.stream)
+
+    def _read(self) -> bool:
         while True:
             direct = self._key is not None
             target = self._rest if direct else self._scratch
             try:
-                n_bytes = self.stream.recv_into(target)
+                if self._tally is None:
+                    n_bytes = self.stream.recv_into(target)
+                else:
+                    n_bytes, self._tally.came_ns = take(self.stream, target)
             except BlockingIOError:
                 return True
             except OSError:
@@ -205,8 +226,7 @@ class Incoming:
                 return True
             head, self._head = self._head, bytearray()
             if self.member is None:
-                self.member = self._receiver.welcome(memoryview(head))
-                if self.member is None:
+                if not self._greet(head):
                     return False
             else:
                 self._key, size = unpack_header(head)
@@ -215,8 +235,21 @@ class Incoming:
                 self._fill(0)
         return True
 
+    def _greet(self, head: bytearray) -> bool:
+        greeting = self._receiver.welcome(memoryview(head))
+        if greeting is None:
+            return False
+        if greeting.session:
+            self._tally = self._receiver.resume(greeting, self)
+            if self._tally is None:
+                return False
+        self.member = greeting.member
+        return True
+
     def _fill(self, n_bytes: int) -> None:
         self._rest = self._rest[n_bytes:]
         if not len(self._rest) and self._key is not None:
             key, self._key = self._key, None
+            if self._tally is not None:
+                self._tally.add(len(self._place))
             self._receiver.arrived(key, self._place)
