@@ -44,6 +44,12 @@ class Network:
         """Plug a cable in or out."""
         _ip("-n", self.spaces[0], "link", "set", f"cable{cable}", "up" if up else "down")
 
+    def free(self, cable: int) -> None:
+        """Let all through again."""
+        for space in self.spaces:
+            command = ["tc", "-n", space, "qdisc", "del", "dev", f"cable{cable}", "root"]
+            subprocess.run(command, check=False, capture_output=True, timeout=10)
+
     def slow_down(self, cable: int, mbit: float) -> None:
         """Let no more than so much through a cable, in either direction."""
         for space in self.spaces:

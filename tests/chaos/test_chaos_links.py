@@ -113,7 +113,7 @@ def test_a_slow_network_is_named(
         watched.until(watched.log.slow)
     finally:
         watched.orchestra.close()
-        cables.slow_down(1, mbit=10_000.0)
+        cables.free(1)
     [link] = watched.log.slow()
     assert link.nodes == (0, 1) and link.times > 5
 

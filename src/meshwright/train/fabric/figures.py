@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 _SMALL_BYTES = 1 << 12  # what takes as long as the way is
-_LARGE_BYTES = 1 << 16  # what takes as long as the way is narrow
+LARGE_BYTES = 1 << 16  # what takes as long as the way is narrow
 _MOST_RATES = 256
 
 
@@ -15,9 +15,10 @@ _MOST_RATES = 256
 class Figures:
     """Since they were last told.
 
-    Of frames that are acknowledged together the last counts. The path was at work on it from when
-    it was sent, or what was acknowledged before had arrived, until it had come to the kernel of the
-    peer: however late it is read there, or its acknowledgement here, does not count.
+    Of frames that are acknowledged together one counts, a large one if there is any. The path was
+    at work on it from when it was sent, or what was acknowledged before had arrived, until it had
+    come to the kernel of the peer: however late it is read there, or its acknowledgement here, does
+    not count.
     """
 
     _frames: int = 0
@@ -33,17 +34,14 @@ class Figures:
         self._frames += frames
         self._bytes += n_bytes
 
-    def note(self, n_bytes: int, begun_ns: int, came_ns: int) -> bool:
-        """The last of them; Unix times. Whether `note_large` is to be told as well."""
-        if n_bytes >= _LARGE_BYTES:
-            return True
+    def note_small(self, n_bytes: int, begun_ns: int, came_ns: int) -> None:
+        """The last of them, in Unix times, where none is large."""
         busy_s = self._busy_s(begun_ns, came_ns)
         if n_bytes <= _SMALL_BYTES and busy_s > 0:
             self._small_s = busy_s if self._small_s is None else min(busy_s, self._small_s)
-        return False
 
     def note_large(self, n_bytes: int, begun_ns: int, came_ns: int, unwilling_s: float) -> None:
-        """`unwilling_s` is how long the peer has had no room so far."""
+        """The last large one of them. `unwilling_s` is how long the peer has had no room so far."""
         waited_s, self._unwilling_s = unwilling_s - self._unwilling_s, unwilling_s
         busy_s = self._busy_s(begun_ns, came_ns) - max(0.0, waited_s)
         if busy_s > 0 and len(self._rates) < _MOST_RATES:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol
 
-from meshwright.train.fabric.figures import Figures
+from meshwright.train.fabric.figures import LARGE_BYTES, Figures
 from meshwright.train.fabric.frames import ARRIVED_BYTES, Key, pack_header, unpack_arrived
 from meshwright.train.fabric.sockets import dial, drop, take, tcp_info
 from meshwright.train.fabric.streams import Counted
@@ -371,11 +371,15 @@ class Lasting:
 
     def _measure(self, arrived: list[_Frame], came_ns: int) -> None:
         self._figures.count(len(arrived), sum(frame.size for frame in arrived))
-        last = arrived[-1]
-        if self._figures.note(last.size, last.begun_ns, came_ns) and self._stream is not None:
+        # What came with a large one, behind it, has hardly taken any time.
+        large = [frame for frame in arrived if frame.size >= LARGE_BYTES]
+        told = (large or arrived)[-1]
+        if not large:
+            self._figures.note_small(told.size, told.begun_ns, came_ns)
+        elif self._stream is not None:
             with contextlib.suppress(OSError):
                 unwilling_s = tcp_info(self._stream).unwilling_s
-                self._figures.note_large(last.size, last.begun_ns, came_ns, unwilling_s)
+                self._figures.note_large(told.size, told.begun_ns, came_ns, unwilling_s)
 
 
 def _how(error: OSError) -> _Loss:
