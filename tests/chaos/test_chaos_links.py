@@ -127,7 +127,7 @@ def test_a_slow_chip_is_not_taken_for_a_slow_network(
         "step": 100,
         "phase": "forward",
         "kind": "slow",
-        "share": 5.0,
+        "share": 12.0,
     }
     watched = Watched(stage("pair")[0], cables, [slow])
     try:
