@@ -141,6 +141,7 @@ def recording_mesh(layout: Layout, rank: int, ledger: Ledger) -> Mesh:
     return replace(
         mesh,
         **named_axes,
+        parts=named(mesh.parts, "tp"),
         levels=(named(mesh.levels[0], "replicas inside"), named(mesh.levels[1], "replicas across")),
         experts=replace(
             experts,

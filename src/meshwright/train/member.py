@@ -316,7 +316,7 @@ class Member:
             agreed=trainer.agreed,
             reduced=trainer.reduced,
             evaluated=progress.evaluated,
-            saved=progress.saved - (rank > 0 and trainer.applied <= progress.saved),
+            saved=progress.saved,
             checked=progress.checked,
             peak_flops=self._peak_flops,
             intact=intact and not resized,

@@ -31,10 +31,10 @@ class Standing:
 
     `agreed` is the last step it holds a vote of, `reduced` the step whose summed gradients are
     whole here. `fresh` members have no state at all. `evaluated`, `saved` and `checked` are the
-    last steps after which this is known to have been done (rank 0 saves); `peak_flops` is 0 where
-    it is not known. `keeps` are the ranks whose state is whole here too, as of the step that this
-    rank has applied. `intact`: nothing that it shares with its replica has been cut short. What a
-    member knows at `second_hand`, by having shadowed its rank, is only that state.
+    last steps after which this has been done here (rank 0 publishes what is saved); `peak_flops` is
+    0 where it is not known. `keeps` are the ranks whose state is whole here too, as of the step that
+    this rank has applied. `intact`: nothing that it shares with its replica has been cut short. What
+    a member knows at `second_hand`, by having shadowed its rank, is only that state.
     """
 
     rank: int
@@ -117,7 +117,7 @@ def settle(
             )
     told = [one for one in holders if not one.second_hand] or holders
     # Rank 0 knows what it has saved; the others, that it has gone on.
-    saved = min(one.saved for one in told) if told[0].rank else told[0].saved
+    saved = min(map(_surely_saved, told)) if told[0].rank else told[0].saved
     return Settled(
         steps=steps,
         agreed=agreed,
@@ -129,6 +129,11 @@ def settle(
         peak_flops=peak,
         going_on=_going_on(standings, blocks, redo=due(steps) and _behind(told, saved) < steps),
     )
+
+
+def _surely_saved(one: Standing) -> int:
+    """Up to which step, as a rank knows that does not write: the first has gone on since."""
+    return one.saved if one.applied > one.saved else one.saved - 1
 
 
 def _behind(told: Sequence[Standing], saved: int) -> int:

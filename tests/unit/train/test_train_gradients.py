@@ -27,7 +27,7 @@ from meshwright.train.parallel.pipeline import StepSums
 def world(size: int = 1, tp_index: int = 0) -> Any:
     """A mesh of `size` ranks that all do the same, this one at `tp_index` of two."""
     tp = replace(Twins.of(2), index=tp_index) if tp_index else alone()
-    return SimpleNamespace(tp=tp, world=Twins.of(size), ends=alone(), layout=Layout())
+    return SimpleNamespace(tp=tp, parts=tp, world=Twins.of(size), ends=alone(), layout=Layout())
 
 
 def group_with(*values: float) -> FlatGroup:
