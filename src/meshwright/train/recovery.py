@@ -32,9 +32,9 @@ class Standing:
     `agreed` is the last step it holds a vote of, `reduced` the step whose summed gradients are
     whole here. `fresh` members have no state at all. `evaluated`, `saved` and `checked` are the
     last steps after which this has been done here (rank 0 publishes what is saved); `peak_flops` is
-    0 where it is not known. `keeps` are the ranks whose state is whole here too, as of the step that
-    this rank has applied. `intact`: nothing that it shares with its replica has been cut short. What
-    a member knows at `second_hand`, by having shadowed its rank, is only that state.
+    0 where it is not known. `keeps` are the ranks whose state is whole here too, as of the step
+    that this rank has applied. `intact`: nothing that it shares with its replica has been cut
+    short. What a member knows at `second_hand`, by having shadowed its rank, is only that state.
     """
 
     rank: int

@@ -100,7 +100,7 @@ def test_a_rank_with_both_ends_of_a_tied_table_adds_them_up() -> None:
 
 def test_what_tp_ranks_hold_whole_but_see_in_parts_is_summed() -> None:
     mesh = world()
-    mesh.tp = Twins.of(2)
+    mesh.parts = Twins.of(2)
     group = flat_group([("norm.weight", torch.zeros(3)), ("mlp.up.weight", torch.zeros(2, 2))])
     norm = slot_of("norm.weight", (3,), whole=True, partial=True)
     group.slots = [norm if slot.name == "norm.weight" else slot for slot in group.slots]
