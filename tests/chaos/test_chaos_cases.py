@@ -33,20 +33,6 @@ def few(every: list[Any], count: int) -> list[Any]:
     return every if ALL else every[:: max(1, len(every) // count)]
 
 
-@pytest.fixture
-def own_number(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """The number of the member that asks."""
-    numbers: list[int] = []
-    run = member.Member.run
-
-    def noted(self: member.Member) -> None:
-        numbers.append(self.number)
-        run(self)
-
-    monkeypatch.setattr(member.Member, "run", noted)
-    return lambda: numbers[0]
-
-
 def test_case_3_every_step_reads_its_batch_whoever_computes_it(
     stage: Any,  # noqa: F811
     own_number: Callable[[], int],

@@ -109,7 +109,7 @@ def test_a_slow_network_is_named(
     try:
         watched.until_told(REPORTS + 1)
         assert watched.log.slow() == ()
-        cables.slow_down(1, mbit=8.0)
+        cables.slow_down(1, mbit=2.0)
         watched.until(watched.log.slow)
     finally:
         watched.orchestra.close()

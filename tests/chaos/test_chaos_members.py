@@ -25,6 +25,7 @@ from meshwright.train import loop
 from meshwright.train.batches import step_batches
 from meshwright.train.member import Member
 from meshwright.train.parallel.pipeline import Pipeline
+from meshwright.train.trainer import Trainer
 from meshwright.train.worker import main
 
 STEPS, SEQ_LEN, BATCH, VOCAB = 10, 32, 16, 64
@@ -51,6 +52,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "twins": (DENSE, TWINS),
     "fsdp": (DENSE, {"dp_shard": 2, "tp": 2, "pp": 2, "micro_batch": 8}),
     "zero1": (DENSE, {"dp_shard": 2, "zero": 1, "cp": 2, "micro_batch": 8}),
+    "hsdp": (DENSE, {"dp_replicate": 2, "dp_shard": 2, "zero": 2, "micro_batch": 4}),
     "zero2": (DENSE, {"dp_shard": 4, "zero": 2, "micro_batch": 4}),
     "experts": (EXPERTS, {"dp_shard": 4, "ep": 4, "micro_batch": 4}),
     "pipelined experts": (EXPERTS, {"tp": 2, "pp": 2, "ep": 2, "micro_batch": 8}),
@@ -247,7 +249,9 @@ def test_several_losses(stage: Any, faults: list[Fault]) -> None:
     assert here.play(faults)[0] == plain
 
 
-@pytest.mark.parametrize("layout", ["fsdp", "zero1", "zero2", "experts", "pipelined experts"])
+@pytest.mark.parametrize(
+    "layout", ["fsdp", "zero1", "zero2", "hsdp", "experts", "pipelined experts"]
+)
 def test_what_nobody_else_holds_comes_from_the_keeper(stage: Any, layout: str) -> None:
     here, plain = stage(layout)
     faults = [
@@ -334,6 +338,44 @@ def test_another_layout_in_the_midst_of_a_run(
     assert orchestra.epoch == 3 + len(faults) and len(set(held)) == 1
     assert ended.losses == pytest.approx(plain.losses, rel=1e-5)
     assert ended.evaluations == pytest.approx(plain.evaluations, rel=1e-5)
+
+
+@pytest.mark.parametrize("at", [5, STEPS])
+def test_what_is_due_is_done_before_the_layout_changes(stage: Any, tmp_path: Path, at: int) -> None:
+    here, plain = stage("twins")
+    saving = {"folder": str(tmp_path), "saving": True}
+    held: list[int] = []
+
+    def change(orchestra: Orchestra, said: Said) -> None:
+        if said["kind"] == Kind.METRICS and said["step"] == at and orchestra.epoch == 1:
+            orchestra.order(orchestra.members, [], through=saving)
+        if said["kind"] == Kind.HELD:
+            held.append(said["step"])
+        if len(held) == here.world and orchestra.epoch == 2:
+            layout = {"layout": Layout(pp=2, micro_batch=8).model_dump(mode="json")}
+            orchestra.through = {**saving, "saving": False, "step": held[0], **layout}
+            orchestra.order({0: 0, 1: 1}, [])
+
+    ended, _ = here.play(spares=0, on_said=change)
+    assert ended.evaluations.keys() == plain.evaluations.keys()
+    assert ended.checkpoints.keys() == plain.checkpoints.keys()
+
+
+@pytest.mark.parametrize("phase", ["vote", "optimizer"])
+def test_a_loss_while_weights_follow(
+    stage: Any, phase: str, own_number: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank of the other replica is late with its refresh, and goes on in place."""
+    here, plain = stage("hsdp")
+    refresh = Trainer.refresh
+
+    def late(self: Trainer) -> None:
+        if self.applied == 6 and self.mesh.layout.world > 1 and own_number() == 0:
+            time.sleep(0.6)
+        refresh(self)
+
+    monkeypatch.setattr(Trainer, "refresh", late)
+    assert here.play([_fault(3, 6, phase)], spares=1)[0] == plain
 
 
 def test_a_loss_while_all_save_for_another_layout(stage: Any, tmp_path: Path) -> None:

@@ -44,10 +44,10 @@ def apply_override(tables: dict[str, Any], override: str) -> None:
     table = tables.setdefault(section, {})
     if not isinstance(table, dict):
         raise ConfigError("-o", override, f"{section!r} is a single value here, not a table")
-    table[key] = _toml_value(text)
+    table[key] = toml_value(text)
 
 
-def _toml_value(text: str) -> Any:
+def toml_value(text: str) -> Any:
     try:
         tables = tomllib.loads(f"v = {text}")
     except _NOT_TOML:

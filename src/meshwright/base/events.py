@@ -43,7 +43,7 @@ class Kind(StrEnum):
     SPARE_READY = "spare_ready"  # member: it could take over now
     PEER_GONE = "peer_gone"  # peer (member): its stream has ended (memory only; a hint, no verdict)
     EXECUTING = "executing"  # member, epoch, step: runs again after a new table (memory only)
-    HELD = "held"  # member, epoch, step: has saved its state for another layout (memory only)
+    HELD = "held"  # member, epoch, step, error: has saved for another layout (memory only)
     TAKEOVER_DONE = "takeover_done"  # * epoch, ranks, cause, detected_s, takeover_s, step
     RESIZED = "resized"  # * epoch, step, before, after (labels of layouts), resize_s
     LINK = "link"  # member, peers: figures of its streams over a network (memory only)

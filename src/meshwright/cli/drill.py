@@ -29,6 +29,7 @@ from meshwright.cli.drill_plan import (
     summary,
 )
 from meshwright.cli.drill_run import NOTES
+from meshwright.cli.kept import Kept
 from meshwright.cli.options import AsJson, Overrides, log_console, print_json
 from meshwright.conduct.rundir import read_lines
 from meshwright.plan.job import Job, load_job
@@ -58,7 +59,7 @@ def drill(
         job.layout.world,
         job.cluster.nodes,
         job.checkpoint.every,
-        job.resilience.redundancy in ("mirror", "shadow", "parity"),
+        Kept.of(job).job(job).resilience.redundancy in ("mirror", "shadow", "parity"),
         **({} if kinds is None else {"kinds": parse_kinds(kinds)}),
     )
     with tempfile.TemporaryDirectory() as folder:

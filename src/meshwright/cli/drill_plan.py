@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from meshwright.base.errors import ConfigError
 from meshwright.base.events import Kind
 from meshwright.conduct.limits import quantile
 
@@ -48,12 +49,14 @@ def plan_faults(
     nodes: int,
     checkpoint_every: int,
     mirrors: bool,
-    kinds: Sequence[str] = (*_HARMS, *_PLACES),
+    kinds: Sequence[str] = KINDS,
 ) -> list[DrillFault]:
     """`count` faults, `GAP_STEPS` apart. Kinds, phases and victims are drawn so that each comes
     about as often; a member is a victim once, since what took its rank has another number."""
     dice = random.Random(seed)
     harms = [kind for kind in kinds if kind not in _PLACES]
+    if nodes == 1 and not set(kinds) - {"kill agent"}:
+        raise ConfigError("--kinds", "kill agent", "takes two nodes; set cluster.nodes = 2")
     places = [kind for kind in kinds if kind in _PLACES and (nodes > 1 or kind != "kill agent")]
     phases = [phase for phase in PHASES if mirrors or phase != "mirror"]
     victims = dice.sample(range(world), world)
@@ -71,8 +74,11 @@ def plan_faults(
         kind, phase = moments[index % len(moments)]
         if phase == "checkpoint":
             step = -(-step // checkpoint_every) * checkpoint_every
-        victim = victims.pop() if victims else None
-        faults.append(DrillFault(kind, step, phase if victim is not None else None, victim))
+        if victims:
+            faults.append(DrillFault(kind, step, phase, victims.pop()))
+        else:  # who holds the rank by then is hurt from outside
+            outside = [harm for harm in harms if harm in _HARMS] or ["kill"]
+            faults.append(DrillFault(outside[index % len(outside)], step))
     return sorted(faults, key=lambda fault: fault.step)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from meshwright.base.config import toml_value
 from meshwright.base.errors import ConfigError, InputError
 from meshwright.cli.options import AsJson, log_console, print_json
 from meshwright.conduct.asking import ask
@@ -35,12 +36,12 @@ def resize(
     return 0
 
 
-def parse_layout(texts: Sequence[str]) -> dict[str, int | str]:
+def parse_layout(texts: Sequence[str]) -> dict[str, Any]:
     """The keys and values of `dp_replicate=2 tp=4`. Raises ConfigError."""
-    found: dict[str, int | str] = {}
+    found: dict[str, Any] = {}
     for text in texts:
         key, sign, value = (part.strip() for part in text.partition("="))
         if not sign or not value or key not in Layout.model_fields:
             raise ConfigError("resize", text, "write it as KEY=VALUE, KEY one of [layout]")
-        found[key] = int(value) if value.isdigit() else value
+        found[key] = toml_value(value)
     return found

@@ -30,14 +30,20 @@ def around(
     node_of: Mapping[int, int],
     bad: Collection[Ends],
     ready: Sequence[int],
+    shadows: Mapping[int, int] | None = None,
 ) -> dict[int, int] | None:
     """By rank, the members of `ready` that can take all ranks of one node, and have no bad link to
-    those that stay; none where no rank needs a bad link, None where they are too few."""
+    those that stay; none where no rank needs a bad link, None where they are too few. With
+    `shadows`, by rank, only who shadows a rank has its state."""
     nodes = beside(table, node_of, bad)
     for node in nodes:
         ranks = [rank for rank, member in enumerate(table) if node_of[member] == node]
         stay = {node_of[member] for member in table} - {node}
         fit = [m for m in ready if node_of[m] != node and not behind(node_of[m], stay, bad)]
-        if len(fit) >= len(ranks):
+        if shadows:
+            found = {rank: shadows[rank] for rank in ranks if shadows.get(rank) in fit}
+            if len(set(found.values())) == len(ranks):
+                return found
+        elif len(fit) >= len(ranks):
             return dict(zip(ranks, fit, strict=False))
     return None if nodes else {}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from meshwright.base.pulse import Phase
 from meshwright.conduct.beats import at_work, decode_sample, progress_key
 from meshwright.conduct.links import LinkLog, LostPath
 from meshwright.conduct.members import LinksSeen, State
@@ -25,6 +26,7 @@ class Bench:
     samples: dict[int, Sample] = field(default_factory=dict)
     step_log: StepLog = field(default_factory=StepLog)
     links: LinkLog = field(default_factory=LinkLog)
+    evaluate_quiet_s: float = 0.0  # the longest silence in an evaluation that ended
     _path_lost_s: float = float("-inf")
     _progress: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)
     _named: set[int] = field(default_factory=set)
@@ -41,6 +43,7 @@ class Bench:
             sample = decode_sample(fields, "")
             rank = rank_of.get(sample.member)
             role = "spare" if rank is None else roles[rank]
+            self._hear_of_evaluations(sample)
             self.samples[sample.member] = replace(sample, rank=rank, role=role)
             seen[sample.member] = progress_key(sample.pulse)
             if rank is not None:
@@ -49,6 +52,14 @@ class Bench:
         progressed = works or seen != self._progress.get(node)
         self._progress[node] = seen
         return progressed, stepped
+
+    def _hear_of_evaluations(self, now: Sample) -> None:
+        """How long a member may be silent in an evaluation: a silence counts once it has ended."""
+        before = self.samples.get(now.member)
+        if before is None or before.pulse.phase is not Phase.EVALUATE:
+            return
+        if progress_key(before.pulse) != progress_key(now.pulse):
+            self.evaluate_quiet_s = max(self.evaluate_quiet_s, before.quiet_s)
 
     def _roles_of(self, state: State) -> Mapping[int, str]:
         """Ranks of one role do the same work."""

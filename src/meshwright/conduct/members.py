@@ -14,7 +14,7 @@ any of them --all returned, or no way on--> ENDING --time is over--> KILLING -->
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from meshwright.conduct.limits import Limits
 from meshwright.conduct.links import SlowLink
 from meshwright.conduct.places import Shapes
 from meshwright.conduct.protocol import Exit
+from meshwright.plan.resilience import Keeping
 
 
 class Stage(Enum):
@@ -100,6 +101,7 @@ class Rules:
     on_no_spare: Literal["shrink", "wait"]
     max_takeovers: int  # in an hour
     shapes: Shapes
+    keeping: Callable[[Sequence[int]], Keeping]  # who keeps whose state, by the node of each rank
     shadow: bool = False  # spares hold the state of ranks
     mirrored: bool = False  # other ranks do, wherever they are
     same_loss: int = 3  # so many losses of one rank at one step end the run
@@ -110,8 +112,8 @@ class Rules:
 
 @dataclass(frozen=True)
 class Relayout:
-    """Another layout, of `world` ranks and `shapes`; `before` and `after` are what people call the
-    old and the new one.
+    """Another layout, of `world` ranks, `shapes` and `keeping` (see `Rules`); `before` and `after`
+    are what people call the old and the new one.
 
     All save their state in memory (`saving`), and those that have (`held`) wait; then all begin
     anew from it.
@@ -119,6 +121,7 @@ class Relayout:
 
     world: int
     shapes: Shapes
+    keeping: Callable[[Sequence[int]], Keeping]
     before: str
     after: str
     saving: bool = False
@@ -153,6 +156,7 @@ class State:
     resize_s: float = 0.0  # when that was decided
     relayout: Relayout | None = None  # that was asked for
     relaid: Relayout | None = None  # that the table which is out begins
+    table_void: bool = False  # the table that is out leads nowhere: it is given out anew
     slow_links: frozenset[tuple[int, int]] = frozenset()  # by their two nodes
     cut_links: Mapping[tuple[int, int], float] = field(default_factory=dict)  # and since when
     told_links: frozenset[tuple[int, int]] = frozenset()  # that an alert has told of
@@ -303,10 +307,12 @@ class RelayoutAsked:
 
 @dataclass(frozen=True)
 class Held:
-    """A member has saved its part of the state, under the table of `epoch`, and waits."""
+    """A member has saved its part of the state, under the table of `epoch`, and waits; or could
+    not, for `error`."""
 
     member: int
     epoch: int
+    error: str | None = None
 
 
 @dataclass(frozen=True)

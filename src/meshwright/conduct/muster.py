@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from meshwright.base.errors import ConfigError
 from meshwright.conduct.limits import Limits, limits
 from meshwright.conduct.members import Member, Node, Rules, Stage, State
 from meshwright.conduct.places import Shapes, resized, shapes
 from meshwright.plan.job import Job
 from meshwright.plan.layout import coordinates
+from meshwright.plan.resilience import Keeping, keeping
 
 _LEAST_FLAPS = 3  # losses of a node that may have befallen it
 
@@ -58,6 +60,15 @@ class Muster:
         members = range(self.world + self.job.cluster.spares)
         return sum(self.home_of(member) == node for member in members)
 
+    def keeping(self, nodes: Sequence[int]) -> Keeping:
+        """Who keeps whose state, where the ranks are on `nodes`."""
+        job = resized(self.job, self.shapes.replicas(len(nodes)))
+        experts, kind = bool(job.model.n_experts), job.resilience.redundancy
+        try:
+            return keeping(job.layout, kind, experts, nodes)
+        except ConfigError:  # of a smaller size: the best that is left
+            return keeping(job.layout, "auto", experts, nodes)
+
     def first_state(self, now_s: float, epoch_floor: int) -> State:
         """The run before any agent has come."""
         members = range(self.world + self.job.cluster.spares)
@@ -69,6 +80,7 @@ class Muster:
                 max_takeovers=resilience.max_takeovers,
                 max_flaps=max(_LEAST_FLAPS, resilience.max_takeovers // 4),
                 shapes=self.shapes,
+                keeping=self.keeping,
                 shadow=resilience.redundancy == "shadow",
                 mirrored=resilience.redundancy in ("mirror", "parity"),
             ),

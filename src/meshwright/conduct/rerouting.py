@@ -24,8 +24,8 @@ class Rerouting(Staffing):
         if state.stage not in (Stage.RUNNING, Stage.TAKING_OVER) or state.stop_asked:
             return False
         cut_s = {ends: s for ends, s in state.cut_links.items() if all(map(self._is_heard, ends))}
-        ready = [number for number in self._ready() if self._is_heard(node_of[number])]
-        found = around(state.table, node_of, cut_s, ready)
+        ready = [number for number in self.ready() if self._is_heard(node_of[number])]
+        found = around(state.table, node_of, cut_s, ready, state.shadows)
         if found == {}:
             return False
         if found is not None and all(self._has_copy(rank, found) for rank in found):
@@ -44,7 +44,8 @@ class Rerouting(Staffing):
         """Have the ranks behind a slow link move, one at a time: what a rank holds has a copy on
         some other. Whether this is under way; where nobody can take them, that is told once."""
         state = self.state
-        found = around(state.table, self.nodes_of_members(), state.slow_links, self._ready())
+        node_of, shadows = self.nodes_of_members(), state.shadows
+        found = around(state.table, node_of, state.slow_links, self.ready(), shadows)
         if found == {}:
             return False
         if found is None:
@@ -52,6 +53,9 @@ class Rerouting(Staffing):
             return False
         if state.step >= state.moved_step + _STEPS_APART:
             rank = min(found)
+            if not self._has_copy(rank, {rank: found[rank]}):
+                self._advise()
+                return False
             self._move({rank: found[rank]})
             self.put(moved_step=state.step)
         return True
@@ -61,15 +65,18 @@ class Rerouting(Staffing):
         heard_s = self.state.nodes[node].heard_s
         return heard_s > max(self.state.cut_links.values(), default=0.0)
 
-    def _ready(self) -> list[int]:
-        return [number for number in self.free() if self.state.members[number].ready]
-
     def _has_copy(self, rank: int, moving: dict[int, int]) -> bool:
-        """Whether a rank that stays has what `rank` holds: a twin, or the keeper of its mirror (see
-        `plan.resilience.keeping`)."""
-        world = len(self.state.table)
-        twins = self.state.rules.shapes.twins(rank, world)
-        return any(other not in moving for other in twins or [(rank + world // 2) % world])
+        """Whether what `rank` holds can be had without it: from a twin that stays, from who takes
+        it and has shadowed it, or from its keeper, with all others of its parity, as
+        `plan.resilience.keeping` has them."""
+        state, node_of = self.state, self.nodes_of_members()
+        if state.shadows.get(rank) == moving[rank]:
+            return True
+        kept = state.rules.keeping([node_of[number] for number in state.table])
+        staying = {
+            other: kept.wards(other) for other in range(len(state.table)) if other not in moving
+        }
+        return kept.source(rank, staying) is not None
 
     def _move(self, found: dict[int, int]) -> None:
         state = self.state

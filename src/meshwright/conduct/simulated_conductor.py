@@ -142,7 +142,7 @@ class SimConductor:
         self.state, self.table_line = adopted(self.state, hellos, step)
         through = None if self.table_line is None else self.table_line["through"]
         self.muster = Muster(self.shelf.adopt(self.muster.job, through))
-        rules = replace(self.state.rules, shapes=self.muster.shapes)
+        rules = replace(self.state.rules, shapes=self.muster.shapes, keeping=self.muster.keeping)
         self.state = replace(self.state, rules=rules)
         for node, hello in hellos.items():
             self._greet(node, hello)

@@ -109,7 +109,7 @@ class Simulation:
     def shelf(self) -> Shelf:
         """Where a conductor has state saved: made-up folders, all different."""
 
-        def folder() -> Path:
+        def folder(_n_bytes: int) -> Path:
             self.shelves += 1
             return Path(f"/{self.shelves}")
 

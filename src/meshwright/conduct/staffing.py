@@ -56,6 +56,10 @@ class Staffing(Turn):
 
         return sorted((number for number in state.members if is_free(number)), key=order)
 
+    def ready(self) -> list[int]:
+        """Members that could take a rank at once."""
+        return [number for number in self.free() if self.state.members[number].ready]
+
     def nodes_of_members(self) -> dict[int, int]:
         """The node of each member."""
         return {number: member.node for number, member in self.state.members.items()}
@@ -88,6 +92,7 @@ class Staffing(Turn):
             shadows=shadows,
             executing={},
             disputed=False,
+            table_void=False,
             deadline_s=None if first and not (load or state.stop_asked) else deadline_s,
         )
         for number in set(state.table) - set(table):  # what it holds grows old

@@ -15,7 +15,7 @@ from meshwright.conduct.conductor import Outcome, Status, describe, last_line
 from meshwright.conduct.decide import first_cause
 from meshwright.conduct.fleet import Asked, Cut, Dead, Fleet, Heard, Hello, Report
 from meshwright.conduct.ledger import Ledger
-from meshwright.conduct.limits import limits
+from meshwright.conduct.limits import Limits, limits
 from meshwright.conduct.members import (
     Action,
     Begun,
@@ -52,7 +52,7 @@ from meshwright.conduct.muster import Muster, adopted
 from meshwright.conduct.protocol import Exit, Message, member_log_path, signal_name
 from meshwright.conduct.quarantine import quarantined
 from meshwright.conduct.rundir import RunDir, living_agents, read_lines
-from meshwright.conduct.shelf import Shelf, other_layout
+from meshwright.conduct.shelf import Memory, Shelf, other_layout
 from meshwright.conduct.takeover import decide
 from meshwright.conduct.verdicts import Frozen, Verdict
 
@@ -100,6 +100,9 @@ def run(
     """
     now_s = time.monotonic()
     fleet.open(rundir)
+    memory = Memory(rundir.path)
+    if not adopt:
+        memory.sweep()
     conductor = _Conductor(
         fleet=fleet,
         rundir=rundir,
@@ -114,6 +117,7 @@ def run(
             step=(started or {}).get("resumed_from") or 0,
         ),
         bench=Bench(muster),
+        shelf=Shelf(memory.make),
         stop_requests=stop_requests,
         state=muster.first_state(now_s, (fleet.generation - 1) * _EPOCHS_OF_ONE),
     )
@@ -138,17 +142,18 @@ class _Conductor:
     args: Mapping[str, Any]
     ledger: Ledger
     bench: Bench
+    shelf: Shelf
     stop_requests: Callable[[], int]
     state: State
     asked: int = 0
     saved_step: int | None = None
+    longest_save_s: float = 0.0
     step_of_rank: dict[int, int] = field(default_factory=dict)
     log_start_bytes: dict[str, int] = field(default_factory=dict)
     table_line: dict[str, Any] | None = None
     to_revive: set[int] = field(default_factory=set)
     ends: list[Ended | Dying] = field(default_factory=list)
     instances: dict[int, str] = field(default_factory=dict)  # of the agents, by node
-    shelf: Shelf = field(default_factory=Shelf)
 
     def follow(self, adopt: bool) -> None:
         """Start or adopt the agents, and act on all that happens until the run is over."""
@@ -196,7 +201,10 @@ class _Conductor:
         self.state, self.table_line = adopted(self.state, hellos, self.ledger.metrics_step)
         through = None if self.table_line is None else self.table_line.get("through")
         self.muster = self.ledger.muster = Muster(self.shelf.adopt(self.muster.job, through))
-        self.state = replace(self.state, rules=replace(self.state.rules, shapes=self.muster.shapes))
+        self.state = replace(
+            self.state,
+            rules=replace(self.state.rules, shapes=self.muster.shapes, keeping=self.muster.keeping),
+        )
         self.bench.take_layout(self.muster)
         given_up = quarantined(read_lines(self.rundir.events)) & self.state.members.keys()
         self.state = replace(self.state, quarantined=frozenset(given_up))
@@ -284,8 +292,7 @@ class _Conductor:
         elif kind == Kind.EXECUTING:
             self._apply(Executing(member, message["epoch"], message["step"]))
         elif kind == Kind.HELD:
-            self.shelf.step = message["step"]
-            self._apply(Held(member, message["epoch"]))
+            self._held(message)
         elif kind == Kind.RUN_INTERRUPTED:  # every rank may say so; told once, at the end
             self.saved_step = message["step"]
         elif kind == Kind.PROGRESS:
@@ -303,6 +310,13 @@ class _Conductor:
         elif kind != Kind.PEER_GONE:
             self._keep(message)
 
+    def _held(self, message: Message) -> None:
+        if message["epoch"] == self.state.epoch:
+            self.shelf.step = message["step"]
+            if message["error"] is not None:
+                self.shelf.give_up()
+        self._apply(Held(message["member"], message["epoch"], message["error"]))
+
     def _is_stale(self, message: Message) -> bool:
         """Whether it speaks for a rank that another member holds now."""
         rank, member = message["rank"], message.get("member")
@@ -315,8 +329,10 @@ class _Conductor:
             self._apply(Ready(message["member"]))
             if known is None or known.ready:
                 return
-        if message["kind"] == Kind.CHECKPOINT_COMMITTED and message["step"] > self.shelf.step:
-            self.shelf.clear()
+        if message["kind"] == Kind.CHECKPOINT_COMMITTED:
+            self.longest_save_s = max(self.longest_save_s, message["save_s"])
+            if message["step"] > self.shelf.step:
+                self.shelf.clear()
         self.ledger.store_said(message)
 
     def _accuse(self, found: Message) -> None:
@@ -343,13 +359,21 @@ class _Conductor:
         progressed, stepped = self.bench.take(node, beat["samples"], self.state)
         self._apply(HeardOf(node, progressed))
         if stepped:
-            stall_s = self.state.limits.longest_stall_s
-            self._apply(limits(stall_s, self.bench.step_log.step_times_s))
+            self._apply(self._limits())
             for slow in self.bench.slow():
                 self.ledger.store({"kind": Kind.STRAGGLER, **asdict(slow)})
         if self.state.stage in (Stage.RUNNING, Stage.TAKING_OVER):
             for verdict in self.bench.verdicts(self.state, time.monotonic()):
                 self._condemn(verdict)
+
+    def _limits(self) -> Limits:
+        """Out of the user's setting, and what was measured."""
+        return limits(
+            self.state.limits.longest_stall_s,
+            self.bench.step_log.step_times_s,
+            self.bench.evaluate_quiet_s,
+            self.longest_save_s,
+        )
 
     def _condemn(self, verdict: Verdict) -> None:
         pulse = self.bench.condemn(verdict.member).pulse

@@ -21,7 +21,6 @@ from meshwright.conduct.members import (
     Stage,
     State,
     StopMembers,
-    TableLost,
 )
 from meshwright.conduct.places import crowded, grown, shrunk
 from meshwright.conduct.rerouting import Rerouting
@@ -36,8 +35,6 @@ def decide(state: State, events: Sequence[Event], now_s: float) -> tuple[State, 
     turn = _Settling(state, now_s)
     for event in events:
         turn.take(event)
-        if isinstance(event, TableLost):
-            turn.send(turn.state.table)
     turn.settle()
     return turn.state, turn.actions
 
@@ -57,7 +54,7 @@ class _Settling(Rerouting):
             self._wind_up()
         elif vacant := self.vacant():
             self._fill(vacant)
-        elif self.state.disputed:
+        elif self.state.disputed or self.state.table_void:
             self.send(self.state.table)
         elif self._all_hold():
             self._change_layout()
@@ -253,7 +250,7 @@ class _Settling(Rerouting):
             self.put(wanted=None, resize_s=0.0)
             return
         # Only who could run at once: all others would wait for the rest.
-        table = grown(state.table, replicas, self._ready(), state.rules.shapes)
+        table = grown(state.table, replicas, self.ready(), state.rules.shapes)
         if table is not None:
             self._resize(replicas, table)
             return
@@ -266,12 +263,9 @@ class _Settling(Rerouting):
             if nodes:
                 self.launch(min(nodes, key=lambda node: (self.held(node), node)))
 
-    def _ready(self) -> list[int]:
-        return [number for number in self.free() if self.state.members[number].ready]
-
     def _seek_layout(self, wanted: Relayout) -> None:
         """Towards another layout: once there are enough who could begin, all save."""
-        if len(self.state.table) + len(self._ready()) < wanted.world:
+        if len(self.state.table) + len(self.ready()) < wanted.world:
             self._launch_for(wanted.world)
             return
         self.put(relayout=replace(wanted, saving=True))
@@ -281,13 +275,14 @@ class _Settling(Rerouting):
         """All have saved: begin anew in the layout that was asked for."""
         state, wanted = self.state, self.state.relayout
         assert wanted is not None
-        members = [*state.table, *self._ready()][: wanted.world]
+        members = [*state.table, *self.ready()][: wanted.world]
         self.put(relayout=None)
         if len(members) < wanted.world:  # a spare has died meanwhile
             self.send(state.table)
             self.record(Kind.ALERT, what=f"too few chips for {wanted.after}", node=None)
             return
-        self.put(relaid=wanted, rules=replace(state.rules, shapes=wanted.shapes))
+        rules = replace(state.rules, shapes=wanted.shapes, keeping=wanted.keeping)
+        self.put(relaid=wanted, rules=rules)
         self.send(tuple(members), load=True)
 
     def _wind_up(self) -> None:

@@ -38,6 +38,7 @@ from meshwright.conduct.members import (
     State,
     StopAsked,
     StopMembers,
+    TableLost,
     Tick,
     Unlinked,
     Up,
@@ -94,6 +95,8 @@ class Turn:
                 self.put(relayout=relayout, resize_s=self.now_s)
             case Held():
                 self._held(event)
+            case TableLost():
+                self.put(table_void=True)
             case StopAsked():
                 self._stop()
             case LinksSeen():
@@ -126,7 +129,13 @@ class Turn:
     def _held(self, event: Held) -> None:
         state, wanted = self.state, self.state.relayout
         current = event.epoch == state.epoch and event.member in state.table
-        if wanted is not None and wanted.saving and current:
+        if wanted is None or not wanted.saving or not current:
+            return
+        if event.error is not None:
+            self.put(relayout=None, table_void=True)
+            what = f"goes on as {wanted.before}: {event.error}"
+            self.record(Kind.ALERT, what=what, node=None)
+        else:
             held = wanted.held | {event.member}
             self.member(event.member, holds=True)
             self.put(relayout=replace(wanted, held=held))

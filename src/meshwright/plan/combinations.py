@@ -31,6 +31,9 @@ def check_job(job: Job) -> None:
     _check_batch(job)
     _check_precision(job.layout)
     _check_recompute(job)
+    if job.resilience.recheck_every and not job.resilience.survives:
+        fix = "only ranks that can be replaced are checked; set resilience.redundancy = 'auto'"
+        raise ConfigError("resilience.recheck_every", job.resilience.recheck_every, fix)
     if job.resilience.survives:
         check_survivable(job.layout)
         check_kept(job)

@@ -106,7 +106,9 @@ class ResilienceSection(Section):
     longest_stall_s: float = Field(
         default=30.0, gt=0, description="a run may stand still so long; all limits follow"
     )
-    on_no_spare: Literal["shrink", "wait"] = "shrink"
+    on_no_spare: Literal["shrink", "wait"] = Field(
+        default="shrink", description="go on with fewer replicas, or wait for a chip"
+    )
     max_takeovers: int = Field(default=20, gt=0, description="in an hour; more end the run")
     recheck_every: int = Field(
         default=0, ge=0, description="steps between two samples of work done again; 0: none"

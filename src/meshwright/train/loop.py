@@ -239,8 +239,10 @@ class TrainLoop:
             )
 
     def save_into(self, root: Path) -> None:
-        """Commit the state as it is to another store; it may have been there before."""
+        """Commit the state as it is to another store, after what is due at this step; it may have
+        been there before."""
         step = self.progress.step
+        self._follow_up(step)
         if self._saved_before(step, root) is None:
             save(root, step, self.mesh, owned_state(self.trainer), self._meta(step))
 

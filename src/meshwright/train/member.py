@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from meshwright.base.errors import ConfigError, RunError
+from meshwright.base.errors import CheckpointError, ConfigError, RunError
 from meshwright.base.events import Kind, WorkerContext
 from meshwright.base.pulse import Phase, PulseWriter
 from meshwright.checkpoint.reader import Reader
@@ -226,8 +226,12 @@ class Member:
     def _hold(self, loop: TrainLoop, folder: Path) -> None:
         """Save the state for another layout, and wait for the table that begins it. Raises
         Interrupted when it comes; returns if the run is to stop instead."""
-        loop.save_into(folder)
-        self._events.emit(Kind.HELD, step=loop.progress.step)
+        error = None
+        try:
+            loop.save_into(folder)
+        except CheckpointError as failed:
+            error = str(failed)
+        self._events.emit(Kind.HELD, step=loop.progress.step, error=error)
         if (table := self._fabric.await_table()) is not None:
             raise Interrupted(table)
 

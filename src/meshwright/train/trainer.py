@@ -168,6 +168,7 @@ class Trainer:
         if self._gradient_scale != scale:
             self.data.forget_compression_losses()
         self.applied = step + 1
+        self.data.forget_sums()
         self.routing.seeded = self.seeded_before = True
         settings = self.job.optimizer
         rate = learning_rate(settings, step, self.job.job.steps) if agreed.finite else None

@@ -16,6 +16,7 @@ go on with what they are at while somebody in another one is replaced (`in_place
 from __future__ import annotations
 
 import contextlib
+import logging
 import select
 import socket
 import time
@@ -39,6 +40,8 @@ from meshwright.train.fabric.sockets import (
 )
 from meshwright.train.fabric.streams import Incoming, Outgoing
 from meshwright.train.fabric.tally import Tally
+
+_log = logging.getLogger(__name__)
 
 _NAP_S = 0.5  # between two looks at what a signal may have asked for
 _LOOK_S = 0.001  # between two looks at the streams of somebody who only sends
@@ -318,7 +321,10 @@ class Fabric:
 
     def welcome(self, said: memoryview) -> Greeting | None:
         """See `streams.Receiver`."""
-        return open_hello(said, self._secret, self.member)
+        found = open_hello(said, self._secret, self.member)
+        if found is None:
+            _log.warning("refused a stream that did not prove itself")
+        return found
 
     def resume(self, greeting: Greeting, stream: Incoming) -> Tally | None:
         """See `streams.Receiver`."""

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 _SMALL_BYTES = 1 << 12  # what takes as long as the way is
-LARGE_BYTES = 1 << 16  # what takes as long as the way is narrow
+LARGE_BYTES = 1 << 15  # what takes as long as the way is narrow
 _MOST_RATES = 256
 
 

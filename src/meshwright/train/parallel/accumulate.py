@@ -46,8 +46,8 @@ class Scatters:
         self._queue.clear()
         self._begun.clear()
 
-    def begin_step(self) -> None:
-        """No sum has begun."""
+    def forget_sums(self) -> None:
+        """Those that have begun are of no use any more."""
         self._begun.clear()
 
     def begin_sum(self, of: Accumulator) -> None:

@@ -125,7 +125,7 @@ class DataParallel:
 
     def begin_step(self) -> None:
         """The next gradients replace those of the step before."""
-        self._scatters.begin_step()
+        self._scatters.forget_sums()
         for group in self.groups:
             group.sums.begin_step()
 
@@ -173,6 +173,10 @@ class DataParallel:
     def sum_again(self) -> None:
         """Add up over replicas anew what this step has begun to add up."""
         self._scatters.sum_again()
+
+    def forget_sums(self) -> None:
+        """The step of the present sums counts, or not: they are not begun again."""
+        self._scatters.forget_sums()
 
     def finish_scatters(self) -> None:
         """Wait until this rank's shards are sums over those of its replica."""
