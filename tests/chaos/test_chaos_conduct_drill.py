@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from meshwright.cli.app import app
 from meshwright.cli.drill import drill_job, lines, parse_kinds
 from meshwright.cli.drill_plan import (
     GAP_STEPS,
+    KINDS,
     DrillFault,
     account,
     plan_faults,
@@ -54,21 +54,18 @@ def test_a_plan_draws_all_kinds_and_phases_and_no_victim_twice() -> None:
     assert faults != plan_faults(20, 2, 16, 4, 10, mirrors=True)
     victims = [fault.member for fault in faults if fault.member is not None]
     assert len(victims) == len(set(victims)) == 16
-    kinds = Counter(fault.kind for fault in faults)
-    assert set(kinds) == {
-        "kill",
-        "segfault",
-        "freeze",
-        "cut link",
-        "kill agent",
-        "kill conductor",
-    }
+    assert {fault.kind for fault in faults} == set(KINDS)
     phases = {fault.phase for fault in faults if fault.member is not None}
     assert len(phases) >= 6
     for before, after in pairwise(faults):
         assert after.step > before.step
     assert faults[-1].step < steps_for(20) - GAP_STEPS / 2
     assert all(f.step % 10 == 0 for f in faults if f.phase == "checkpoint")
+
+
+def test_an_agent_that_is_the_only_one_is_no_victim() -> None:
+    with pytest.raises(ConfigError, match="takes two nodes"):
+        plan_faults(1, 0, 4, 1, 10, mirrors=False, kinds=["kill agent"])
 
 
 def test_one_node_has_no_agent_to_lose_and_twins_no_mirror() -> None:
