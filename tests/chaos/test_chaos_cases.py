@@ -21,7 +21,7 @@ from test_chaos_members import STEPS, Stage, _fault, stage, tokens  # noqa: F401
 from meshwright.base.events import Kind
 from meshwright.checkpoint import store
 from meshwright.plan.job import resolve_job
-from meshwright.train import loop, member, recovery
+from meshwright.train import giving, loop, recovery
 from meshwright.train.fabric.fabric import Fabric
 from meshwright.train.trainer import Trainer
 
@@ -111,7 +111,7 @@ def test_case_12_a_slow_transfer_costs_no_step(
         time.sleep(0.5)
         give(*args)
 
-    monkeypatch.setattr(member, "give_state", slowly)
+    monkeypatch.setattr(giving, "give_state", slowly)
     begun: list[int] = []
 
     def note(_: Orchestra, said: Said) -> None:
