@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from meshwright.base.errors import DataError
+from meshwright.base.errors import DamagedError, DataError
 from meshwright.cli.options import data_cache
 from meshwright.data.baseline import ngram_baselines
 from meshwright.data.built import check_together, has_held_out, is_build, open_build
@@ -24,6 +24,7 @@ from meshwright.data.rows import open_rows
 from meshwright.data.store import TokenStore, bring
 from meshwright.plan.job import Job
 
+_AT_ONCE = 1 << 20  # tokens of them that are read together
 _COUNTED = 1 << 24  # tokens of sources that were built, from which the simplest models are counted
 
 
@@ -115,7 +116,7 @@ def _baselines(job: Job, data: JobData) -> dict[str, float]:
         kept: dict[str, float] = json.loads(cached.read_text())
         return kept
     stores = [rows.store for rows in rows.sources]
-    counted = stores[0] if own else _heads(stores, _shares(job))
+    counted = stores[0] if own else _heads(stores, _shares(job), how.bad_samples > 0)
     found = asdict(ngram_baselines(counted, held_out, indices, job.model.vocab, inside))
     losses = {name: found[name] for name in ("unigram_loss", "bigram_loss")}
     folder.mkdir(parents=True, exist_ok=True)
@@ -131,12 +132,18 @@ def _shares(job: Job) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
-def _heads(stores: Sequence[TokenStore], shares: Sequence[float]) -> TokenStore:
-    """The first tokens of each store by its share, for these may be too many to count them all."""
+def _heads(stores: Sequence[TokenStore], shares: Sequence[float], tolerant: bool) -> TokenStore:
+    """The first tokens of each store by its share, for these may be too many to count them all;
+    without those that are damaged if `tolerant`."""
     heads = []
     for store, share in zip(stores, shares, strict=True):
-        span = (0, int(share * _COUNTED))
-        bring(store.tokens, [span])
-        heads.append(store.tokens[slice(*span)])
-    tokens = np.concatenate(heads)
+        stop = min(int(share * _COUNTED), store.n_tokens)
+        for first in range(0, stop, _AT_ONCE):
+            try:
+                bring(store.tokens, [(first, min(first + _AT_ONCE, stop))])
+                heads.append(store.tokens[first : min(first + _AT_ONCE, stop)])
+            except DamagedError:
+                if not tolerant:
+                    raise
+    tokens = np.concatenate(heads) if heads else np.zeros(1, np.int64)
     return TokenStore(stores[0].prefix, tokens, np.array([0, tokens.size]))

@@ -132,8 +132,10 @@ class RemoteFile:
         where, why = f"{self.url}: bytes {start} to {stop}", ""
         if block in self.spoiled:
             raise DamagedError(self.spoiled[block])
-        delay_s, spoiled = self.patience.first_s, False
+        delay_s, spoiled, tries = self.patience.first_s, False, 0
+        seen: set[int] = set()  # what came damaged twice alike is so there, and not on the way
         for attempt in range(self.patience.tries):
+            tries = attempt + 1
             if attempt:
                 self.patience.sleep(delay_s)
                 delay_s = min(2 * delay_s, self.patience.longest_s)
@@ -147,12 +149,16 @@ class RemoteFile:
                 spoiled = False
                 self.traffic.count(failed=1)
                 continue
-            if len(content) == stop - start and zlib.crc32(content) == self.sums[block]:
+            found = zlib.crc32(content)
+            if len(content) == stop - start and found == self.sums[block]:
                 self.traffic.count(fetched=1, fetched_bytes=len(content))
                 return content
             why, spoiled = "damaged there (the checksum differs); upload it again", True
             self.traffic.count(damaged=1)
-        told = f"{where}: {why} ({self.patience.tries} tries)"
+            if found in seen:
+                break
+            seen.add(found)
+        told = f"{where}: {why} ({tries} tries)"
         if not spoiled:
             raise DataError(told)
         self.spoiled[block] = told

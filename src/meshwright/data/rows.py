@@ -8,9 +8,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from meshwright.base.errors import DataError
 from meshwright.data.mixture import Mixture
-from meshwright.data.opening import Reading, lies_far, open_tokens
+from meshwright.data.opening import Reading, open_tokens
 from meshwright.data.order import MixedRows, Order, Rows
 from meshwright.data.packing import PackedRows, check_ends
 from meshwright.data.store import TokenStore
@@ -57,11 +59,11 @@ def open_rows(
     checks: Checks | None = None,
 ) -> MixedRows:
     """The rows of the token stores at `prefixes`. Where attention stays inside documents, these
-    must end with `end_of_text`, if that is known; those of far builds do. Raises DataError."""
+    must end with `end_of_text`, if that is known. Raises DataError."""
     stores = [open_tokens(prefix, reading) for prefix in prefixes]
     if how.inside_documents and end_of_text is not None:
-        for prefix, store in zip(prefixes, stores, strict=True):
-            if not lies_far(prefix):
+        for store in stores:
+            if isinstance(store.tokens, np.ndarray):  # the others are builds of our own
                 check_ends(store, end_of_text)
     sources = [_cut(store, how) for store in stores]
     if checks is not None:

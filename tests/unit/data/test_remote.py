@@ -139,7 +139,7 @@ def raising(error: Exception) -> Callable[[int, int], str | None]:
         (raising(TimeoutError("slow")), "slow; is the network .* down.* .4 tries", 4),
         (raising(FileNotFoundError("no key")), "no key; has it been moved or removed", 1),
         (raising(PermissionError("denied")), "denied; has it", 1),
-        (lambda *_: "damaged", "bytes 64 to 128: damaged there .the checksum differs", 4),
+        (lambda *_: "damaged", "bytes 64 to 128: damaged there .the checksum differs", 2),
     ],
 )
 def test_failures_that_stay_are_one_clear_line(
