@@ -57,8 +57,8 @@ class TolerantRows:
         found = self.rows.read(indices)
         if self.vocab is not None and found.size and (highest := int(found.max())) >= self.vocab:
             where = f"row {indices[0]} of {self.store.prefix}.bin"
-            fix = "build it again, or raise model.vocab"
-            raise DamagedError(f"{where}: token id {highest}, of {self.vocab} at most; {fix}")
+            what = f"token id {highest} is outside model.vocab = {self.vocab}"
+            raise DamagedError(f"{where}: {what}; build it again")
         return found
 
     def _read_one(self, index: Longs) -> Longs:
