@@ -57,7 +57,7 @@ def test_a_far_build_reads_as_the_same_one_here(tmp_path: Path, built: Path) -> 
             store = open_tokens(getattr(prepared, part), Reading(cache_bytes=BLOCK_BYTES))
             rows = Windows(store, 31)
             read.append(MixedRows([rows], plain_order(len(rows), 0)).read(np.arange(40)))
-        assert np.array_equal(*read)
+        assert np.array_equal(read[0], read[1])
 
 
 def test_a_mirror_is_made_once_and_only_whole(tmp_path: Path, built: Path) -> None:

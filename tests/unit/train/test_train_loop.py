@@ -14,6 +14,7 @@ from train_groups import mesh_of
 from meshwright.base.errors import RunError
 from meshwright.plan.job import resolve_job
 from meshwright.train import loop
+from meshwright.train.bad_samples import BadSampleWords
 from meshwright.train.feeding import StepFeed
 from meshwright.train.gradients import Vote
 
@@ -67,7 +68,7 @@ class Recorder:
 def stand_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is read, evaluated or written; the signal's handler comes back."""
     monkeypatch.setattr(loop, "step_batches", lambda _job, _mesh, _samples, step: step)
-    monkeypatch.setattr(loop.BadSampleWords, "found", lambda _self, _batches, _step: [])
+    monkeypatch.setattr(BadSampleWords, "found", lambda _self, _batches, _step: [])
     for name in ("_evaluate", "_save", "_report_profile"):
         monkeypatch.setattr(loop.TrainLoop, name, lambda _self, _step: None)
     before = signal.getsignal(signal.SIGTERM)
