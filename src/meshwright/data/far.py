@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from fcntl import LOCK_EX, LOCK_NB, flock
 from functools import lru_cache
 from hashlib import sha256
-from io import TextIOWrapper
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -120,13 +119,13 @@ def block_cache(folder: Path, cache_bytes: int, processes: int, block_bytes: int
 @lru_cache
 def _opened(
     folder: Path, limit_bytes: int, processes: int, block_bytes: int, _pid: int
-) -> tuple[BlockCache, TextIOWrapper]:
-    """A cache, and the file by whose lock others know that its part is taken."""
+) -> tuple[BlockCache, int]:
+    """A cache, and the open file by whose lock others know that its part is taken."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("*.lock"):
         if int(path.stem) >= processes and (held := _locked(path)) is not None:
             shutil.rmtree(path.with_suffix(""), ignore_errors=True)
-            held.close()
+            os.close(held)
     for number in count():
         lock = folder / f"{number}.lock"
         if (held := _locked(lock)) is not None:
@@ -134,11 +133,12 @@ def _opened(
     raise AssertionError("one of endlessly many is free")
 
 
-def _locked(path: Path) -> TextIOWrapper | None:
-    stream = path.open("a")
+def _locked(path: Path) -> int | None:
+    """The file, open, if nobody else has it locked."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
-        flock(stream, LOCK_EX | LOCK_NB)
+        flock(fd, LOCK_EX | LOCK_NB)
     except OSError:
-        stream.close()
+        os.close(fd)
         return None
-    return stream
+    return fd
