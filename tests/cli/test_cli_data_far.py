@@ -113,7 +113,7 @@ def test_s3_teaches_the_same_and_is_asked_again_when_it_fails_or_is_slow(
 ) -> None:
     # s3fs tries a block five times by itself; two ranks ask for ten at most side by side.
     before = server.asked
-    server.fault = lambda n: "down" if n <= before + 60 or n % 9 == 1 else "wait"
+    server.fault = lambda n: "down" if n <= before + 45 or n % 9 == 1 else "wait"
     tight = ("-o", f"data.cache_bytes={3 * 2 * BLOCK_BYTES}")
     try:
         cli_of(home, server).ok("train", "job.toml", *source(far("text")), *tight, "--run-dir", "s")
