@@ -4,6 +4,7 @@ MeshwrightError
 ├── InputError          wrong input from the user: exit 2, one line, nothing written
 │   ├── ConfigError     a key of the job file or of the command line
 │   └── DataError       a corpus, token store or tokenizer that cannot be used
+│       └── DamagedError    a part of it is not what was built: a job may do without some
 ├── CheckpointError     a checkpoint that is absent, torn or does not fit
 └── RunError            a run that ended before its last step: exit 1
     └── RankLostError   a rank died
@@ -40,6 +41,10 @@ class ConfigError(InputError):
 
 class DataError(InputError):
     """A corpus, token store or tokenizer cannot be used."""
+
+
+class DamagedError(DataError):
+    """A part of a corpus is not what was built, whoever reads it: a job may do without some."""
 
 
 class CheckpointError(MeshwrightError):

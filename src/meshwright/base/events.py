@@ -32,6 +32,8 @@ class Kind(StrEnum):
     EXPERT_LOAD = "expert_load"  # keys of `ExpertLoad`: who got how many tokens in one layer
     EXPERTS_MOVED = "experts_moved"  # step, layer, moved (experts), before, after (chip_imbalance)
     STEP_SKIPPED = "step_skipped"  # step, loss_scale (the next): fp16 gradients overflowed
+    BAD_SAMPLE = "bad_sample"  # step, sample, what (is wrong with it); of the rank that read it
+    BAD_SAMPLES = "bad_samples"  # step, bad (left out of this step), total (of the run so far)
     EVALUATED = "evaluated"  # step, loss, tokens, bigram_loss, unigram_loss
     CHECKPOINT_COMMITTED = "checkpoint_committed"  # step, path, save_s
     RANK_LOST = "rank_lost"  # * rank, step, pid, signal or exit_code, log

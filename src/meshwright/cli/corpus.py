@@ -13,16 +13,18 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from meshwright.base.errors import DataError
+from meshwright.base.errors import DamagedError, DataError
 from meshwright.cli.options import data_cache
 from meshwright.data.baseline import ngram_baselines
 from meshwright.data.built import check_together, has_held_out, is_build, open_build
+from meshwright.data.far import is_far, mirror
 from meshwright.data.held_out import open_held_out
 from meshwright.data.prepare import Prepared, prepare
 from meshwright.data.rows import open_rows
-from meshwright.data.store import TokenStore, open_store
+from meshwright.data.store import TokenStore, bring
 from meshwright.plan.job import Job
 
+_AT_ONCE = 1 << 20  # tokens of them that are read together
 _COUNTED = 1 << 24  # tokens of sources that were built, from which the simplest models are counted
 
 
@@ -83,8 +85,11 @@ def prepare_job(job: Job, console: Console) -> JobData:
 
 
 def _prepare(source: str, job: Job, report: Callable[[str, float], None]) -> Prepared:
+    how = job.data
+    if is_far(source):
+        return open_build(source, how.tokenizer, job.model.vocab, mirror(source, data_cache()))
     if is_build(source):
-        return open_build(source, job.data.tokenizer, job.model.vocab)
+        return open_build(source, how.tokenizer, job.model.vocab)
     return prepare(source, job.data.tokenizer, job.model.vocab, data_cache(), report)
 
 
@@ -92,9 +97,10 @@ def _baselines(job: Job, data: JobData) -> dict[str, float]:
     """Unigram and bigram loss on the windows that the run evaluates on; kept beside the stores, or
     in the cache where those are the user's own."""
     how = job.data
+    reading = how.reading(job.cluster.processes)
     try:
-        rows = open_rows(data.train_prefix, how, job.job.seed, data.end_of_text)
-        held_out = open_held_out(data.held_out_prefix, how.seq_len, rows.order.mixture)
+        rows = open_rows(data.train_prefix, how, job.job.seed, data.end_of_text, reading)
+        held_out = open_held_out(data.held_out_prefix, how.seq_len, rows.order.mixture, reading)
     except DataError as error:
         names = ", ".join(repr(source.path) for source in how.sources)
         raise DataError(f"data.source = {names}: {error}") from error
@@ -102,13 +108,15 @@ def _baselines(job: Job, data: JobData) -> dict[str, float]:
     inside = data.end_of_text if how.inside_documents else None
     decides = [how.seq_len, len(indices), job.model.vocab, inside, rows.identity, _shares(job)]
     key = sha256(json.dumps(decides).encode()).hexdigest()[:12]
-    own = len(data.parts) == 1 and not is_build(how.sources[0].path)
+    first = how.sources[0].path
+    own = len(data.parts) == 1 and not is_far(first) and not is_build(first)
     folder = data.train_prefix[0].parent if own else data_cache()
     cached = folder / f"baselines-{key}.json"
     if cached.is_file():
         kept: dict[str, float] = json.loads(cached.read_text())
         return kept
-    counted = open_store(data.train_prefix[0]) if own else _heads(data.train_prefix, _shares(job))
+    stores = [rows.store for rows in rows.sources]
+    counted = stores[0] if own else _heads(stores, _shares(job), how.bad_samples > 0)
     found = asdict(ngram_baselines(counted, held_out, indices, job.model.vocab, inside))
     losses = {name: found[name] for name in ("unigram_loss", "bigram_loss")}
     folder.mkdir(parents=True, exist_ok=True)
@@ -124,11 +132,18 @@ def _shares(job: Job) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
-def _heads(prefixes: Sequence[Path], shares: Sequence[float]) -> TokenStore:
-    """The first tokens of each store by its share, for these may be too many to count them all."""
-    heads = [
-        open_store(prefix).tokens[: int(share * _COUNTED)]
-        for prefix, share in zip(prefixes, shares, strict=True)
-    ]
-    tokens = np.concatenate(heads)
-    return TokenStore(prefixes[0], tokens, np.array([0, tokens.size]))
+def _heads(stores: Sequence[TokenStore], shares: Sequence[float], tolerant: bool) -> TokenStore:
+    """The first tokens of each store by its share, for these may be too many to count them all;
+    without those that are damaged if `tolerant`."""
+    heads = []
+    for store, share in zip(stores, shares, strict=True):
+        stop = min(int(share * _COUNTED), store.n_tokens)
+        for first in range(0, stop, _AT_ONCE):
+            try:
+                bring(store.tokens, [(first, min(first + _AT_ONCE, stop))])
+                heads.append(store.tokens[first : min(first + _AT_ONCE, stop)])
+            except DamagedError:
+                if not tolerant:
+                    raise
+    tokens = np.concatenate(heads) if heads else np.zeros(1, np.int64)
+    return TokenStore(stores[0].prefix, tokens, np.array([0, tokens.size]))

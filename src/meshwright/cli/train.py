@@ -139,7 +139,8 @@ def _refuse_changed_data(run: Path, data: JobData) -> None:
 
 def _refuse_other_position(job: Job, data: JobData, checkpoint: Commit) -> None:
     """The workers would refuse it too, but only after they have been started."""
-    rows = open_rows(data.train_prefix, job.data, job.job.seed, data.end_of_text)
+    reading = job.data.reading(job.cluster.processes)
+    rows = open_rows(data.train_prefix, job.data, job.job.seed, data.end_of_text, reading)
     sample = checkpoint.step * job.data.global_batch
     check_goes_on(rows, Reader(checkpoint.path).meta, sample)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from meshwright.base.errors import ConfigError, DataError
 from meshwright.data.ingest.run import MANIFEST, identity_of, read_manifest
+from meshwright.data.opening import open_tokens
 from meshwright.data.prepare import TRAIN_OWN, Prepared
-from meshwright.data.store import open_store
 from meshwright.data.tokenizer import load_tokenizer
 
 
@@ -21,13 +21,14 @@ def is_build(source: str) -> bool:
     return (folder / MANIFEST).is_file() and any(path.exists() for path in stores)
 
 
-def open_build(source: str, tokenizer: str, vocab: int) -> Prepared:
+def open_build(source: str, tokenizer: str, vocab: int, folder: Path | None = None) -> Prepared:
     """What `data build` has made, ready to train on; `tokenizer` and `vocab` are those of the job.
+    Of a source far away `folder` has what is here (see `far.mirror`).
 
     Raises DataError where it is no build of tokens or is torn, ConfigError where the tokenizer is
     another or has ids that the model has no row for.
     """
-    folder = Path(source)
+    folder = folder or Path(source)
     manifest = read_manifest(folder)
     if manifest["kind"] != "tokens":
         raise DataError(
@@ -36,7 +37,7 @@ def open_build(source: str, tokenizer: str, vocab: int) -> Prepared:
         )
     for part in ("train", "held_out"):
         if part in manifest:
-            open_store(folder / part)  # a torn one is refused now
+            open_tokens(folder / part)  # a torn one is refused now
     about = manifest["tokenizer"]
     if about["vocab"] > vocab:
         fix = f"{source} has {about['vocab']} ids; set it to that or more"

@@ -6,18 +6,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshwright.data.mixture import Mixture
-from meshwright.data.store import open_store
+from meshwright.data.opening import Reading, open_tokens
 from meshwright.data.windows import JoinedWindows, Windows
 
 HeldOut = Windows | JoinedWindows
 
 
-def open_held_out(prefixes: Sequence[Path | None], seq_len: int, mixture: Mixture) -> HeldOut:
+def open_held_out(
+    prefixes: Sequence[Path | None],
+    seq_len: int,
+    mixture: Mixture,
+    reading: Reading | None = None,
+) -> HeldOut:
     """Windows of the stores at `prefixes`, one for each source and None for one without, by the
     shares that they have at the end of the run. Raises DataError."""
     shares = mixture.stages[-1].weights
     found = [
-        (Windows(open_store(prefix), seq_len), share)
+        (Windows(open_tokens(prefix, reading), seq_len), share)
         for prefix, share in zip(prefixes, shares, strict=True)
         if prefix is not None
     ]

@@ -7,7 +7,7 @@ of it is k and the fingerprint of what it was counted on.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.base.errors import ConfigError, DataError
+from meshwright.base.errors import ConfigError, DamagedError, DataError
 from meshwright.data.mixture import Draws, Mixture, even
 from meshwright.data.sampler import derived_seed, sample_indices
 from meshwright.data.samples import Sample, SampleStore
@@ -154,25 +154,18 @@ class MixedRows(Position):
     def read_at(self, draws: Draws) -> Longs:
         """Tokens of samples that `order.at` has found already."""
         if len(self.sources) == 1:
-            return self._read_one(0, draws.number)
+            return self.sources[0].read(draws.number)
         width = self.sources[0].seq_len + 1
         out = np.empty((len(draws.number), width), dtype=np.int64)
         for source in np.unique(draws.source):
             mine = draws.source == source
-            out[mine] = self._read_one(int(source), draws.number[mine])
+            out[mine] = self.sources[source].read(draws.number[mine])
         return out
 
-    def _read_one(self, source: int, indices: Longs) -> Longs:
-        """What is far away is fetched at once, not row after row."""
-        rows, fetch = self.sources[source], self._fetches[source]
-        if fetch:
-            fetch(rows.spans(indices))
-        return rows.read(indices)
-
-    @cached_property
-    def _fetches(self) -> tuple[Callable[[list[tuple[int, int]]], None] | None, ...]:
-        """Of sources that are far away, how to get parts of them here."""
-        return tuple(getattr(rows.store.tokens, "fetch", None) for rows in self.sources)
+    @property
+    def far(self) -> bool:
+        """Whether some of it is fetched over a network."""
+        return any(hasattr(rows.store.tokens, "fetch") for rows in self.sources)
 
 
 @dataclass(frozen=True)
@@ -201,6 +194,6 @@ class MixedSamples(Position):
         for source, index in zip(draws.source.tolist(), draws.number.tolist(), strict=True):
             try:
                 found.append(self.sources[source].read(index))
-            except DataError as error:
+            except DamagedError as error:
                 self.bad.add(error)
         return found

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.base.errors import DataError
-from meshwright.data.store import TokenStore, as_plain
+from meshwright.data.store import TokenStore, as_plain, bring
 
 Longs = npt.NDArray[np.int64]
 
@@ -91,6 +91,8 @@ class PackedRows:
 
     def read(self, indices: Longs) -> Longs:
         """Tokens of rows `indices` [m], int64 [m, seq_len + 1]."""
+        if not isinstance(self._tokens, np.ndarray):
+            bring(self._tokens, self.spans(indices))
         out = np.full((len(indices), self.row), PAD, dtype=np.int64)
         for target, row in zip(out, indices, strict=True):
             at = 0

@@ -20,7 +20,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.base.errors import DataError
+from meshwright.base.errors import DamagedError, DataError, MeshwrightError
 from meshwright.data.blocks import BlockCache, Key
 from meshwright.data.samples import SampleStore, parse_index
 from meshwright.data.store import TokenStore, read_index
@@ -28,6 +28,7 @@ from meshwright.data.store import TokenStore, read_index
 Fetch = Callable[[int, int], bytes]
 """Bytes [start, stop) of one file. Raises OSError."""
 
+_FIRST_TRIES = 4
 _GONE = (FileNotFoundError, PermissionError, IsADirectoryError)  # trying again would not help
 
 
@@ -76,6 +77,7 @@ class RemoteFile:
     at_once: int = 16
     traffic: Traffic = field(default_factory=Traffic)
     checked: set[int] = field(default_factory=set)
+    spoiled: dict[int, str] = field(default_factory=dict)  # damaged there, whenever it was fetched
 
     @property
     def name(self) -> str:
@@ -83,7 +85,8 @@ class RemoteFile:
         return sha256(self.url.encode() + self.sums.tobytes()).hexdigest()[:24]
 
     def read(self, start: int, stop: int) -> bytes:
-        """Bytes [start, stop). Raises DataError if they cannot be had as they were built."""
+        """Bytes [start, stop). Raises DataError if they cannot be had, DamagedError if what is had
+        is not what was built."""
         parts = []
         for block in range(start // self.block_bytes, -(-stop // self.block_bytes)):
             first = block * self.block_bytes
@@ -127,26 +130,39 @@ class RemoteFile:
         start = block * self.block_bytes
         stop = min(start + self.block_bytes, self.size)
         where, why = f"{self.url}: bytes {start} to {stop}", ""
-        delay_s = self.patience.first_s
+        if block in self.spoiled:
+            raise DamagedError(self.spoiled[block])
+        delay_s, spoiled, tries = self.patience.first_s, False, 0
+        seen: set[int] = set()  # what came damaged twice alike is so there, and not on the way
         for attempt in range(self.patience.tries):
+            tries = attempt + 1
             if attempt:
                 self.patience.sleep(delay_s)
                 delay_s = min(2 * delay_s, self.patience.longest_s)
             try:
-                content = self.fetch(start, stop)
+                content = _told_as_os(lambda: self.fetch(start, stop))
             except _GONE as error:
                 fix = "has it been moved or removed?"
                 raise DataError(f"{where}: cannot be read: {_words(error)}; {fix}") from error
             except OSError as error:
                 why = f"cannot be read: {_words(error)}; is the network or the storage down?"
+                spoiled = False
                 self.traffic.count(failed=1)
                 continue
-            if len(content) == stop - start and zlib.crc32(content) == self.sums[block]:
+            found = zlib.crc32(content)
+            if len(content) == stop - start and found == self.sums[block]:
                 self.traffic.count(fetched=1, fetched_bytes=len(content))
                 return content
-            why = "damaged there (the checksum differs); upload it again"
+            why, spoiled = "damaged there (the checksum differs); upload it again", True
             self.traffic.count(damaged=1)
-        raise DataError(f"{where}: {why} ({self.patience.tries} tries)")
+            if found in seen:
+                break
+            seen.add(found)
+        told = f"{where}: {why} ({tries} tries)"
+        if not spoiled:
+            raise DataError(told)
+        self.spoiled[block] = told
+        raise DamagedError(told)
 
 
 @dataclass(frozen=True)
@@ -218,7 +234,7 @@ class RemoteBuild:
         return file, index
 
     def _whole(self, name: str) -> bytes:
-        content = _patiently(lambda: self.files.cat_file(f"{self.root}/{name}"), self.url, name)
+        content = read_whole(self.files, self.root, self.url, name, self.patience)
         if sha256(content).hexdigest() != self.manifest["files"][name]["sha256"]:
             raise DataError(f"{self.url}/{name}: damaged (its hash differs); upload it again")
         return content
@@ -234,13 +250,8 @@ def open_remote(
     """The build at `url`. `options` are those of fsspec for its kind of address, as
     `{"endpoint_url": …}` for S3. Raises DataError or ConfigError."""
     patience = patience or Patience()
-    fsspec = importlib.import_module("fsspec")  # here, for it takes a while and has no types
-    try:
-        files, root = fsspec.core.url_to_fs(url, **(options or {}))
-    except (ImportError, ValueError) as error:
-        fix = "install what it names, or check the address"
-        raise DataError(f"{url}: cannot be opened: {_words(error)}; {fix}") from error
-    content = _patiently(lambda: files.cat_file(f"{root}/manifest.json"), url, "manifest.json")
+    files, root = connect(url, options)
+    content = read_whole(files, root, url, "manifest.json", patience)
     try:
         manifest = json.loads(content)
         cache = BlockCache(cache_folder, cache_bytes, int(manifest["block_bytes"]))
@@ -249,19 +260,44 @@ def open_remote(
     return RemoteBuild(url, manifest, sha256(content).hexdigest(), files, root, cache, patience)
 
 
-def _patiently(read: Callable[[], bytes], url: str, name: str) -> bytes:
-    """The first reads of a run; a wrong address should be told soon, so they are tried twice."""
+def connect(url: str, options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
+    """fsspec's file system of `url`, which has no types, and the path in it. Raises DataError."""
+    fsspec = importlib.import_module("fsspec")  # here, for it takes a while
     try:
-        return bytes(read())
-    except _GONE as error:
-        fix = "name what `meshwright data build` has built and you have uploaded"
-        raise DataError(f"{url}: no {name}: {_words(error)}; {fix}") from error
-    except OSError:
+        files, root = fsspec.core.url_to_fs(url, **(options or {}))
+    except (ImportError, ValueError) as error:
+        fix = "install what it names, or check the address"
+        raise DataError(f"{url}: cannot be opened: {_words(error)}; {fix}") from error
+    return files, root
+
+
+def read_whole(files: Any, root: str, url: str, name: str, patience: Patience) -> bytes:
+    """The file `name` of the folder `url`. Raises DataError. As the first read of a run it is tried
+    a few times only: a wrong address should be told soon."""
+    delay_s = patience.first_s
+    for left in reversed(range(min(patience.tries, _FIRST_TRIES))):
         try:
-            return bytes(read())
+            return bytes(_told_as_os(lambda: files.cat_file(f"{root}/{name}")))
+        except _GONE as error:
+            fix = "name what `meshwright data build` has built and you have uploaded"
+            raise DataError(f"{url}: no {name}: {_words(error)}; {fix}") from error
         except OSError as error:
-            fix = "is the network or the storage down?"
-            raise DataError(f"{url}/{name}: cannot be read: {_words(error)}; {fix}") from error
+            if not left:
+                fix = "is the network or the storage down?"
+                raise DataError(f"{url}/{name}: cannot be read: {_words(error)}; {fix}") from error
+            patience.sleep(delay_s)
+            delay_s = min(2 * delay_s, patience.longest_s)
+    raise AssertionError("a try at least")
+
+
+def _told_as_os(read: Callable[[], bytes]) -> bytes:
+    """What `read` gives. Storage of each kind has errors of its own: all become an OSError."""
+    try:
+        return read()
+    except (OSError, MeshwrightError):
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def _words(error: BaseException) -> str:

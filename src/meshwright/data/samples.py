@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.base.errors import DataError
+from meshwright.base.errors import DamagedError, DataError
 from meshwright.data.store import store_paths
 
 _MAGIC = b"MWSAMPL\x00"
@@ -62,7 +62,7 @@ class SampleStore:
             raise IndexError(f"sample {index} of {len(self)}")
         content = bytes(self.data[int(self.offsets[index]) : int(self.offsets[index + 1])])
         if zlib.crc32(content) != self.sums[index]:
-            raise DataError(
+            raise DamagedError(
                 f"sample {index} of {self.prefix}.bin: damaged (its checksum differs); "
                 "build it again, or allow bad samples to be skipped"
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedWriter
@@ -60,6 +60,12 @@ class TokenStore:
 def as_plain(tokens: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
     """The same tokens; a slice of a memory map costs three of a plain array's."""
     return tokens.view(np.ndarray) if isinstance(tokens, np.memmap) else tokens
+
+
+def bring(tokens: Any, spans: Iterable[tuple[int, int]]) -> None:
+    """Get items [start, stop) of all `spans` of what is far away here at once, side by side."""
+    if fetch := getattr(tokens, "fetch", None):
+        fetch(spans)
 
 
 def open_store(prefix: Path) -> TokenStore:

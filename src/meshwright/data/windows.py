@@ -9,7 +9,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from meshwright.base.errors import DataError
-from meshwright.data.store import TokenStore, as_plain
+from meshwright.data.store import TokenStore, as_plain, bring
 
 
 class Windows:
@@ -52,6 +52,7 @@ class Windows:
             raise IndexError(f"windows {indices} of {len(self)}")
         if self._grid is not None:
             return self._grid[indices].astype(np.int64)
+        bring(self._tokens, self.spans(indices))
         out = np.empty((len(indices), self.seq_len + 1), dtype=np.int64)
         for target, index in zip(out, chosen, strict=True):
             start = index * self.seq_len

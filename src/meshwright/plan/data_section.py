@@ -11,9 +11,11 @@ from pydantic import Field, ValidationInfo, field_validator
 from meshwright.base.config import parse
 from meshwright.base.errors import ConfigError
 from meshwright.data.mixture import PRECISION, Mixture, Stage
+from meshwright.data.opening import Reading
 from meshwright.plan.section import Section
 
 _KEY = "data.source"
+MAY_CHANGE = frozenset({"bad_samples", "verify", "cache_bytes"})  # while a run is resumed
 
 
 class DataSource(Section):
@@ -45,6 +47,15 @@ class DataSection(Section):
     packing: Literal["stream", "documents", "best-fit"] = Field(
         default="stream",
         description="documents: attention stays inside each; best-fit: rows of whole documents too",
+    )
+    bad_samples: int = Field(
+        default=0, ge=0, description="damaged samples that a run may leave out; it counts them"
+    )
+    verify: bool = Field(
+        default=False, description="check blocks of local builds as well when they are read"
+    )
+    cache_bytes: int = Field(
+        default=16 << 30, gt=0, description="kept here of sources far away, by all ranks together"
     )
 
     @field_validator("source", mode="before")
@@ -93,6 +104,10 @@ class DataSection(Section):
     def best_fit(self) -> bool:
         """Whether rows hold whole documents where those fit."""
         return self.packing == "best-fit"
+
+    def reading(self, processes: int) -> Reading:
+        """How each of `processes` reads the stores."""
+        return Reading(self.verify, self.cache_bytes, processes)
 
     def mixture(self, seed: int) -> Mixture:
         """Shares of the sources."""

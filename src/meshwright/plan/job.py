@@ -14,7 +14,7 @@ from meshwright.base.errors import ConfigError
 from meshwright.models import hf_folder, presets
 from meshwright.models.spec import ModelSpec
 from meshwright.plan.combinations import check_job
-from meshwright.plan.data_section import DataSection, paths_of, with_paths
+from meshwright.plan.data_section import MAY_CHANGE, DataSection, paths_of, with_paths
 from meshwright.plan.layout import Layout
 from meshwright.plan.section import Section
 
@@ -57,6 +57,11 @@ class ClusterSection(Section):
                 f"set nodes to {self.ranks} or less"
             )
         return self
+
+    @property
+    def processes(self) -> int:
+        """Those that train or wait to, and the conductor."""
+        return self.ranks + self.spares + 1
 
     @property
     def ranks(self) -> int:
@@ -212,11 +217,13 @@ def _own_tokenizer(model: Any, data: Any) -> dict[str, Any]:
 def check_resume(begun: Job, now: Job) -> None:
     """Refuse to go on with a run as another: what it learns, and from what, stays as it began.
 
-    Raises ConfigError. Layout, cluster, steps, optimizer and checkpoints may change.
+    Raises ConfigError. Layout, cluster, steps, optimizer and checkpoints may change, and how data
+    are read.
     """
     before, after = begun.model_dump(), now.model_dump()
     fixed = [("model", key) for key in before["model"]]
-    fixed += [("job", "seed"), *(("data", key) for key in before["data"])]
+    fixed += [("job", "seed")]
+    fixed += [("data", key) for key in before["data"] if key not in MAY_CHANGE]
     for section, key in fixed:
         old, new = before[section][key], after[section][key]
         if new != old:

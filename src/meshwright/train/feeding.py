@@ -31,8 +31,12 @@ class StepFeed:
     and again, and what they would have read is read by the steps after them: a trial.
     """
 
-    def __init__(self, read: Callable[[int], Tensor], replay: int | None = None) -> None:
+    def __init__(
+        self, read: Callable[[int], Tensor], replay: int | None = None, ahead: bool = False
+    ) -> None:
+        """`ahead`: by threads from the first step on, for reads that are known to be slow."""
         self._read, self._replay, self._replayed = read, replay, 0
+        self._ahead = ahead
         self.idle: Callable[[], object] = lambda: None
         self._last: Numbered | None = None
         self._feed: Feed[Numbered] | None = None
@@ -50,6 +54,8 @@ class StepFeed:
         if self._last is not None and self._last[0] == step:
             return self._last[1]
         self._last = None  # before the next one is made: that much less memory
+        if self._ahead and self._feed is None:
+            self._start(step)
         tokens = self._read_here(step) if self._feed is None else self._from_feed(step)
         self._last = (step, tokens)
         return tokens

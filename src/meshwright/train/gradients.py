@@ -19,13 +19,14 @@ _ROW = 4096  # numbers whose squares are added up in fp32
 @dataclass(frozen=True)
 class Vote:
     """What all ranks agree on at the end of a step; `grad_norm` is that of the mean gradient,
-    `router_loss` what the routers' losses add to the mean `loss`."""
+    `router_loss` what the routers' losses add to the mean `loss`; `bad` samples were left out."""
 
     loss: float
     tokens: int
     grad_norm: float
     stop: bool
     router_loss: float = 0.0
+    bad: int = 0
 
     @property
     def finite(self) -> bool:
@@ -98,7 +99,12 @@ def _squares(x: Tensor, precision: torch.dtype) -> Tensor:
 
 
 def vote(
-    groups: list[FlatGroup], sums: StepSums, mesh: Mesh, stop: bool, loss_scale: float = 1.0
+    groups: list[FlatGroup],
+    sums: StepSums,
+    mesh: Mesh,
+    stop: bool,
+    loss_scale: float = 1.0,
+    bad: int = 0,
 ) -> Vote:
     """Agree on loss, valid tokens, gradient norm and whether to stop, in one small all-reduce: the
     one time in a step that this process waits for the chip.
@@ -113,14 +119,15 @@ def vote(
         sums.tokens if counted else 0.0,
         float(stop),
         sums.penalty,
+        bad,
     ]
     total = torch.stack([_fp64(x, sums.loss.device) for x in mine])
     mesh.world.all_reduce(total)
-    squares, loss, tokens, stops, penalty = total.tolist()
+    squares, loss, tokens, stops, penalty, left_out = total.tolist()
     count = max(tokens, 1.0)
     # In fp32 it is the same whatever the order in which ranks and experts were added up in fp64.
     norm = float(torch.tensor(math.sqrt(squares) / loss_scale, dtype=torch.float32))
-    return Vote(loss / count, int(tokens), norm / count, stops > 0, penalty / count)
+    return Vote(loss / count, int(tokens), norm / count, stops > 0, penalty / count, int(left_out))
 
 
 def _fp64(x: Tensor | float, device: torch.device) -> Tensor:

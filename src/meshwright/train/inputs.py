@@ -10,7 +10,8 @@ from typing import Any
 from meshwright.checkpoint.reader import Reader
 from meshwright.data.held_out import open_held_out
 from meshwright.data.order import MixedRows
-from meshwright.data.rows import check_goes_on, open_rows
+from meshwright.data.rows import Checks, check_goes_on, open_rows
+from meshwright.data.tolerance import BadSamples
 from meshwright.plan.job import Job
 from meshwright.train.loop import RunInputs
 from meshwright.train.state import load_state
@@ -40,7 +41,8 @@ class TrainArgs:
 def open_inputs(args: TrainArgs, job: Job, peak_flops: float) -> RunInputs:
     """The data of `job`, and where its checkpoints go. Raises DataError if the run would go on with
     other data than it began with."""
-    rows = open_samples(args.train_prefix, job, args.end_of_text)
+    counted = BadSamples(allowed=None)  # by the loop, over all ranks
+    rows = open_samples(args.train_prefix, job, args.end_of_text, counted)
     if args.resume_from is not None:
         reader = Reader(Path(args.resume_from))
         check_goes_on(rows, reader.meta, reader.step * job.data.global_batch)
@@ -53,6 +55,7 @@ def open_inputs(args: TrainArgs, job: Job, peak_flops: float) -> RunInputs:
             [None if prefix is None else Path(prefix) for prefix in aside],
             job.data.seq_len,
             rows.order.mixture,
+            job.data.reading(job.cluster.processes),
         ),
         checkpoints=Path(args.checkpoints),
         baselines=args.baselines,
@@ -63,11 +66,21 @@ def open_inputs(args: TrainArgs, job: Job, peak_flops: float) -> RunInputs:
 
 
 def open_samples(
-    prefix: str | Sequence[str], job: Job, end_of_text: int | None = None
+    prefix: str | Sequence[str],
+    job: Job,
+    end_of_text: int | None = None,
+    bad: BadSamples | None = None,
 ) -> MixedRows:
-    """The training samples of `job` from the token store at `prefix`, or one for each source."""
-    prefixes = [prefix] if isinstance(prefix, str) else prefix
-    return open_rows([Path(one) for one in prefixes], job.data, job.job.seed, end_of_text)
+    """The training samples of `job` from the token store at `prefix`, or one for each source. What
+    is wrong with them is told to `bad`; without it, reading them raises DataError."""
+    return open_rows(
+        [Path(one) for one in ([prefix] if isinstance(prefix, str) else prefix)],
+        job.data,
+        job.job.seed,
+        end_of_text,
+        job.data.reading(job.cluster.processes),
+        Checks(job.model.vocab, bad or BadSamples()),
+    )
 
 
 def start(trainer: Trainer, resume_from: str | None) -> int:

@@ -20,6 +20,7 @@ from meshwright.checkpoint.store import Commit
 from meshwright.data.held_out import HeldOut
 from meshwright.data.order import MixedRows
 from meshwright.plan.job import Job
+from meshwright.train.bad_samples import BadSampleWords
 from meshwright.train.batches import held_out_batches, step_batches
 from meshwright.train.feeding import StepFeed
 from meshwright.train.gradients import Vote
@@ -95,8 +96,11 @@ class TrainLoop:
         self.said: list[dict[str, object]] = []  # since the last checkpoint, which keeps it
         self.noted = 0  # the last step that has been spoken of
         self.feed = StepFeed(
-            lambda step: step_batches(self.job, self.mesh, inputs.train, step), inputs.replay
+            lambda step: step_batches(self.job, self.mesh, inputs.train, step),
+            inputs.replay,
+            inputs.train.far,
         )
+        self.bad = BadSampleWords(self.mesh, inputs.train, self.job.data)
         self._begun_s = time.perf_counter()
         self._profile = _ProfileSums()
 
@@ -132,6 +136,7 @@ class TrainLoop:
     def _follow_up(self, step: int) -> None:
         """What is due after `step` and has not been done."""
         job, done = self.job, self.progress
+        self.bad.refuse_too_many(self.trainer.bad_samples, step)
         if step > done.evaluated and (step % job.job.eval_every == 0 or step == job.job.steps):
             self._evaluate(step)
         done.evaluated = max(done.evaluated, step)
@@ -152,6 +157,8 @@ class TrainLoop:
         clock.take()
         with clock.phase("data"):
             batches = self.feed.take(step - 1)
+        for sample, what in self.bad.found(batches, step - 1):
+            self.events.emit(Kind.BAD_SAMPLE, step=step, sample=sample, what=what)
         agreed = self.trainer.gradients(batches, self.stop.requested, step - 1)
         if not agreed.finite and not self.trainer.may_skip:
             raise RunError(
@@ -173,6 +180,9 @@ class TrainLoop:
         self.noted = step
         wall_s, spent = time.perf_counter() - self._begun_s, self.mesh.clock.take()
         self._profile.add(wall_s, spent)
+        if agreed.bad:
+            total = self.trainer.bad_samples
+            self._say(Kind.BAD_SAMPLES, step=step, bad=agreed.bad, total=total)
         if not agreed.finite:
             scale = self.trainer.loss_scale.scale
             self._say(Kind.STEP_SKIPPED, step=step, loss_scale=scale)

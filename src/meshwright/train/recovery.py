@@ -182,6 +182,7 @@ def state_words(trainer: Trainer) -> dict[str, Any]:
         "loss_scale": trainer.loss_scale.as_json(),
         "seeded": trainer.routing.seeded,
         "applied": trainer.applied,
+        "bad_samples": trainer.bad_samples,
     }
 
 
@@ -191,6 +192,7 @@ def set_words(trainer: Trainer, words: dict[str, Any]) -> None:
     trainer.loss_scale = LossScale.from_json(words["loss_scale"])
     trainer.routing.seeded = trainer.seeded_before = words["seeded"]
     trainer.applied = words["applied"]
+    trainer.bad_samples = words["bad_samples"]
 
 
 @dataclass(frozen=True)

@@ -77,9 +77,10 @@ def owned_gradients(trainer: Trainer, scale: float) -> dict[Piece, FloatArray]:
 
 def trainer_meta(trainer: Trainer) -> dict[str, Any]:
     """What a commit's meta must hold besides the pieces: updates that were made (in fp16 some steps
-    are skipped), and the loss scale with the precision that it is for."""
+    are skipped), samples left out, and the loss scale with the precision that it is for."""
     return {
         "updates": trainer.optimizer.updates_done,
+        "bad_samples": trainer.bad_samples,
         "precision": trainer.job.layout.precision,
         "loss_scale": trainer.loss_scale.as_json(),
     }
@@ -106,6 +107,7 @@ def load_state(trainer: Trainer, commit: Path) -> int:
     trainer.routing.seeded = not weights_only
     if reader.meta.get("precision") == trainer.job.layout.precision:
         trainer.loss_scale = LossScale.from_json(reader.meta["loss_scale"])
+    trainer.bad_samples = int(reader.meta.get("bad_samples", 0))
     trainer.optimizer.set_updates_done(reader.meta.get("updates", reader.step))
     trainer.refresh()
     return reader.step

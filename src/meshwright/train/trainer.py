@@ -14,6 +14,7 @@ from meshwright.base.pulse import Phase
 from meshwright.plan.job import Job
 from meshwright.plan.schedule import Orders, build, forwards_only
 from meshwright.train.assembly import assemble
+from meshwright.train.bad_samples import count_bad
 from meshwright.train.batches import places
 from meshwright.train.gradients import Vote, finish_gradients, gradient_divisor, vote
 from meshwright.train.mesh import Mesh
@@ -89,6 +90,7 @@ class Trainer:
         self.loss_scale = LossScale.start(self._scaling)
         self._made_orders: dict[tuple[str, int], Orders] = {}
         self.applied = 0  # steps that are in the weights, skipped ones included
+        self.bad_samples = 0  # left out in these steps, by all ranks
         self.reduced: int | None = None  # the step whose summed gradients are whole here
         self.agreed: tuple[int, Vote] | None = None  # the last step that was voted on, from 0
         self.seeded_before = False  # what `abandon` goes back to
@@ -127,7 +129,8 @@ class Trainer:
         self.mesh.clock.enter(Phase.VOTE)
         if self.guard is not None:
             self.guard.before_vote(step)
-        agreed = vote(self.data.groups, self.own.sums, self.mesh, stop, scale)
+        bad = count_bad(batches, self.mesh)
+        agreed = vote(self.data.groups, self.own.sums, self.mesh, stop, scale, bad)
         self.agreed = (step, agreed)
         return agreed
 
@@ -169,6 +172,7 @@ class Trainer:
             self.data.forget_compression_losses()
         self.applied = step + 1
         self.data.forget_sums()
+        self.bad_samples += agreed.bad
         self.routing.seeded = self.seeded_before = True
         settings = self.job.optimizer
         rate = learning_rate(settings, step, self.job.job.steps) if agreed.finite else None

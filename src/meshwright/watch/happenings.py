@@ -14,7 +14,7 @@ from meshwright.watch.survival import survival_words
 
 _ENVELOPE = ("ts", "seq", "run", "incarnation", "kind", "rank", "step")
 _BAD = (Kind.RANK_LOST, Kind.RUN_FAILED, Kind.HANG, Kind.CORRUPT, Kind.QUARANTINED)
-_FIGURES = (Kind.RANK_PROFILE, Kind.EXPERT_LOAD)  # drawn, not listed
+_FIGURES = (Kind.RANK_PROFILE, Kind.EXPERT_LOAD, Kind.BAD_SAMPLES)  # drawn, not listed
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,8 @@ def _detail(together: Sequence[JsonObject]) -> str:
         case Kind.STEP_SKIPPED:
             words = f"gradients overflowed, next loss scale {_plain(event.get('loss_scale'))}"
             return f"{words}; {len(together)} steps in a row" if several else words
+        case Kind.BAD_SAMPLE:
+            return f"sample {event.get('sample')} left out: {event.get('what')}"
     rest = {k: v for k, v in event.items() if k not in _ENVELOPE and v is not None}
     if several:
         rest["ranks"] = len(together)

@@ -161,6 +161,8 @@ def notices(history: RunHistory) -> list[str]:
             f"steps skipped because fp16 gradients overflowed: {len(skipped):,}, "
             f"first {skipped[0]:,}, last {skipped[-1]:,}"
         )
+    if bad := summary(history)["bad_samples"]:
+        found.append(f"bad samples that were left out: {bad:,} (data.bad_samples allows for them)")
     if alarms := summary(history)["false_alarms"]:
         found.append(f"ranks that were replaced by a false alarm, and could have gone on: {alarms}")
     found += [survival_words(e) or "" for e in history.events if e.get("kind") == Kind.QUARANTINED]

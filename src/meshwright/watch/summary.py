@@ -195,12 +195,19 @@ def summary(history: RunHistory) -> dict[str, Any]:
         "expert_load": _expert_load(history),
         "redundancy": redundancy(history.events),
         "skipped_steps": list(history.skipped_steps),
+        "bad_samples": _left_out(history.events),
         "takeovers": _count(history.events, Kind.TAKEOVER_DONE),
         "false_alarms": _count(history.events, Kind.FALSE_ALARM),
         "quarantined": quarantined(history.events),
         "nonfinite_steps": nonfinite_steps(history),
         "unreadable_lines": history.unreadable_lines,
     }
+
+
+def _left_out(events: Sequence[JsonObject]) -> int:
+    """Bad samples of the run so far, as the last that was said of them counts."""
+    told = [event.get("total") for event in events if event.get("kind") == Kind.BAD_SAMPLES]
+    return next((total for total in reversed(told) if isinstance(total, int)), 0)
 
 
 def _count(events: Sequence[JsonObject], kind: Kind) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright.base.errors import ConfigError, DataError
+from meshwright.base.errors import ConfigError, DamagedError, DataError
 from meshwright.data.blocks import BlockCache
 from meshwright.data.ingest.plan import BuildOptions
 from meshwright.data.ingest.run import build
@@ -126,6 +126,31 @@ def test_failures_that_pass_are_tried_again(tmp_path: Path) -> None:
     assert (file.traffic.failed, file.traffic.damaged) == (2, 1)
 
 
+def test_errors_of_a_kind_of_storage_are_tried_again_too(tmp_path: Path) -> None:
+    """botocore's, aiohttp's: they are no OSError."""
+
+    def fails(number: int, _start: int) -> str | None:
+        if number < 3:
+            raise RuntimeError("connection lost")
+        return None
+
+    file = remote(tmp_path, Storage(fails))
+    assert file.read(0, 10) == CONTENT[:10]
+    assert file.traffic.failed == 2
+    with pytest.raises(DataError, match="RuntimeError: gone; is the network") as caught:
+        remote(tmp_path / "b", Storage(raising(RuntimeError("gone")))).read(0, 10)
+    assert not isinstance(caught.value, DamagedError)  # so no job leaves it out as a bad sample
+
+
+def test_what_is_damaged_there_is_not_asked_for_again(tmp_path: Path) -> None:
+    storage = Storage(lambda *_: "damaged")
+    file = remote(tmp_path, storage)
+    for _ in range(3):
+        with pytest.raises(DamagedError, match=r"damaged there.* \(2 tries\)"):
+            file.read(0, 10)
+    assert len(storage.calls) == 2
+
+
 def raising(error: Exception) -> Callable[[int, int], str | None]:
     def fault(_number: int, _start: int) -> str | None:
         raise error
@@ -139,7 +164,7 @@ def raising(error: Exception) -> Callable[[int, int], str | None]:
         (raising(TimeoutError("slow")), "slow; is the network .* down.* .4 tries", 4),
         (raising(FileNotFoundError("no key")), "no key; has it been moved or removed", 1),
         (raising(PermissionError("denied")), "denied; has it", 1),
-        (lambda *_: "damaged", "bytes 64 to 128: damaged there .the checksum differs", 4),
+        (lambda *_: "damaged", "bytes 64 to 128: damaged there .the checksum differs", 2),
     ],
 )
 def test_failures_that_stay_are_one_clear_line(

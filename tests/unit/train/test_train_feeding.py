@@ -76,6 +76,17 @@ def test_slow_reads_are_done_ahead_and_in_order() -> None:
     assert elsewhere(source) >= 35
 
 
+def test_what_is_far_away_is_read_ahead_from_the_first_step_on() -> None:
+    source = Source(read_s=0.0)
+    feed = StepFeed(source.read, ahead=True)
+    try:
+        assert take(feed, range(5)) == list(range(5))
+        assert take(feed, range(9, 12)) == [9, 10, 11]
+    finally:
+        feed.close()
+    assert elsewhere(source) == len(source.reads)
+
+
 @pytest.mark.parametrize("read_s", [0.0, SLOW_S])
 def test_a_step_that_is_repeated_gets_its_batch_again(read_s: float) -> None:
     with fed(Source(read_s)) as feed:

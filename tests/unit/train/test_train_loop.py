@@ -14,6 +14,7 @@ from train_groups import mesh_of
 from meshwright.base.errors import RunError
 from meshwright.plan.job import resolve_job
 from meshwright.train import loop
+from meshwright.train.bad_samples import BadSampleWords
 from meshwright.train.feeding import StepFeed
 from meshwright.train.gradients import Vote
 
@@ -48,6 +49,7 @@ class Recorder:
         self.mesh = mesh_of(self.job.layout, 0)
         self.vote, self.may_skip = vote, may_skip
         self.loss_scale = SimpleNamespace(scale=1.0)
+        self.bad_samples = 0
         self.data_of: list[int] = []
         self.drawn_for: list[int] = []
         self.updated: list[int] = []
@@ -66,6 +68,7 @@ class Recorder:
 def stand_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is read, evaluated or written; the signal's handler comes back."""
     monkeypatch.setattr(loop, "step_batches", lambda _job, _mesh, _samples, step: step)
+    monkeypatch.setattr(BadSampleWords, "found", lambda _self, _batches, _step: [])
     for name in ("_evaluate", "_save", "_report_profile"):
         monkeypatch.setattr(loop.TrainLoop, name, lambda _self, _step: None)
     before = signal.getsignal(signal.SIGTERM)
@@ -76,7 +79,7 @@ def stand_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def run(trainer: Any) -> Said:
     said: Any = Said()
     inputs: Any = SimpleNamespace(
-        train=None, peak_flops=1.0, predicted_step_time_s=None, replay=None
+        train=SimpleNamespace(far=False), peak_flops=1.0, predicted_step_time_s=None, replay=None
     )
     loop.TrainLoop(trainer, inputs, said).run(FIRST)
     return said  # type: ignore[no-any-return]
