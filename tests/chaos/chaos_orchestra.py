@@ -124,6 +124,7 @@ class Orchestra:
             os.dup2(log, 2)
             sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+            faulthandler.register(signal.SIGUSR1)  # says where it is
             context = WorkerContext(
                 rank=number,
                 world=self.world,
@@ -162,7 +163,7 @@ class Orchestra:
 
     def turn(self, timeout_s: float = 0.5) -> None:
         """Hear, and act."""
-        assert time.monotonic() < self._deadline_s, f"time is over\n{self._words()}"
+        assert time.monotonic() < self._deadline_s, f"time is over\n{self._where()}"
         for fd, _ in self._poller.poll(timeout_s * 1e3):
             if fd == self._events:
                 self._hear()
@@ -304,9 +305,21 @@ class Orchestra:
             self._hurt_s.setdefault(player.number, time.monotonic())
             self._lost.append(player.number)
 
-    def _words(self) -> str:
-        logs = sorted(self.logs.glob("*.log"))
-        return "\n".join(f"{log.name}: {log.read_text()[-3000:]}" for log in logs)
+    def _where(self) -> str:
+        """Where each member is, and its last words."""
+        for player in self.players.values():
+            if player.alive:
+                os.kill(player.pid, signal.SIGUSR1)
+        time.sleep(0.5)
+        return f"epoch {self.epoch}, {self.members}\n{self._words('/site-packages/')}"
+
+    def _words(self, *but: str) -> str:
+        told = []
+        for log in sorted(self.logs.glob("*.log")):
+            lines = log.read_text().splitlines()
+            text = "\n".join(line for line in lines if not any(part in line for part in but))
+            told.append(f"{log.name}: {text[-3000:]}")
+        return "\n".join(told)
 
     def close(self) -> None:
         """Leave nothing behind."""

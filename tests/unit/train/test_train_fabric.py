@@ -164,10 +164,10 @@ def test_a_table_ends_every_wait_and_what_was_under_way_is_void() -> None:
     def work(fabric: Fabric) -> Any:
         group = Groups(fabric)([0, 1])
         big = torch.full((1 << 24,), 7.0)
-        if fabric.rank == 1:
-            group.send(big, 0)  # more than the kernel takes: part of it stays behind
-            big.zero_()
         try:
+            if fabric.rank == 1:
+                group.send(big, 0)  # more than the kernel takes: part of it stays behind
+                big.zero_()
             group.all_reduce(torch.ones(3)).wait() if fabric.rank == 0 else fabric.await_table()
         except Interrupted as interrupted:
             assert interrupted.table.epoch == 2
@@ -182,6 +182,63 @@ def test_a_table_ends_every_wait_and_what_was_under_way_is_void() -> None:
         timer.start()
         assert members.run(work) == [[3.0] * 3] * 2
         timer.join()
+
+
+def test_a_table_that_came_while_nothing_could_be_done_about_it_ends_the_next_wait() -> None:
+    def work(fabric: Fabric) -> int:
+        group = Groups(fabric)([0, 1])
+        with fabric.undisturbed():
+            members.order(2, {0: 0, 1: 1}, [fabric.rank])
+            op = group.receive(torch.empty(1), 1 - fabric.rank)
+            fabric.await_table(0.0)
+            while fabric.orders.newest is None or fabric.orders.newest.epoch < 2:
+                fabric.await_table(0.01)
+        with pytest.raises(Interrupted) as found:
+            op.wait()
+        return found.value.table.epoch
+
+    with _members(2) as members:
+        members.begin(1, {0: 0, 1: 1})
+        assert members.run(work) == [2, 2]
+
+
+def test_ranks_of_a_replica_go_on_over_a_table_that_is_dealt_with_in_place() -> None:
+    """Member 3 takes rank 2 while 0 and 1 are in the midst of a sum of their own."""
+
+    def work(fabric: Fabric) -> list[float]:
+        block = frozenset({0, 1}) if fabric.rank in (0, 1) else frozenset({2})
+        groups = Groups(fabric, block)
+        inside, outside = groups([0, 1]), groups.after([0, 1, 2])
+        met: list[float] = []
+
+        def in_place(table: Table) -> bool:
+            fabric.enter(table, keep_inside=True)
+            met.append(_sum(outside))
+            return True
+
+        if fabric.rank not in (0, 1):
+            table = fabric.await_table(_BOUND_S)
+            assert table is not None
+            fabric.enter(table)
+            return [_sum(outside)] if fabric.rank == 2 else []
+        fabric.in_place = in_place
+        if fabric.rank == 1:  # so that rank 0 is waiting for it when the table comes
+            while not met:
+                fabric.look()
+        return [*met, _sum(inside)] if met else [_sum(inside), *met]
+
+    with _members(4) as members:
+        members.begin(1, {0: 0, 1: 1, 2: 2})
+        timer = threading.Timer(0.2, lambda: members.order(2, {0: 0, 1: 1, 2: 3}, [0, 1, 2, 3]))
+        timer.start()
+        assert members.run(work) == [[2.0, 3.0], [3.0, 2.0], [], [3.0]]
+        timer.join()
+
+
+def _sum(group: FabricGroup) -> float:
+    x = torch.ones(1)
+    group.all_reduce(x).wait()
+    return x.item()
 
 
 def test_a_frame_of_a_newer_epoch_waits_for_the_table() -> None:

@@ -369,6 +369,9 @@ class Fabric:
 
     def _turn(self, timeout_s: float | None, awaited: Operation | None = None) -> None:
         """Handle what is ready, waiting for the first of it. Raises Interrupted."""
+        self._obey(awaited)  # a table may have come while nothing could be done about it
+        if awaited is not None and not awaited.missing:
+            return
         self._busy += 1
         try:
             for fd, _ in self._poller.poll(self.network.patience_s(timeout_s)):
