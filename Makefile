@@ -34,8 +34,10 @@ COMMANDS := tests/cli $(patsubst %,--ignore %,$(filter tests/cli/%,$(ALONE)))
 test: check
 	$(BIN)/pytest -n auto $(ALONE)
 	$(BIN)/pytest -n 2 $(RANKS)
-	$(BIN)/pytest -n 2 --dist loadfile $(COMMANDS)
-	$(BIN)/pytest tests/chaos
+	@echo "tests/chaos, beside tests/cli: either waits much of its time"
+	@$(BIN)/pytest tests/chaos >.chaos.log 2>&1 & chaos=$$!; \
+	$(BIN)/pytest -n 2 --dist loadfile $(COMMANDS); commands=$$?; \
+	wait $$chaos; chaos=$$?; cat .chaos.log; exit $$((commands + chaos))
 
 # Everything, with every row of the acceptance matrix, whose table is written to docs/parity.md.
 test-all: check

@@ -18,7 +18,7 @@ from meshwright.plan.layout import Layout
 from meshwright.train.compare import Comparison, Limits, compare
 
 STEPS = 6
-ROWS_OF_A_CASE = 3  # by default; all of them where PARITY=all
+ROWS_OF_A_CASE = 2  # by default; all of them where PARITY=all
 HERE = Path(__file__).parent
 
 Compare = Callable[..., Comparison]
