@@ -33,6 +33,12 @@ def dense(ranks: int, **layout: Any) -> Changes:
 # What is changed in GOOD, the line that refuses it, and what is changed besides by its way out.
 REFUSED: list[tuple[Changes, str, Changes]] = [
     (
+        {"resilience": {"recheck_every": 5}},
+        "resilience.recheck_every = 5: only ranks that can be replaced are checked; set "
+        "resilience.redundancy = 'auto'",
+        {"resilience": {"recheck_every": 5, "redundancy": "auto"}},
+    ),
+    (
         {"layout.dp_replicate": 4},
         "layout = 'dp4xtp2xpp2': its axes multiply to 16 ranks but cluster.ref = 'local:8' has "
         "8; change an axis or set cluster.ref = 'local:16'",
