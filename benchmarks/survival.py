@@ -21,7 +21,7 @@ import results
 
 JOB = Path(__file__).parents[1] / "recipes" / "survive.toml"
 MESHWRIGHT = Path(sys.executable).with_name("meshwright")
-SIZES = {8: (50, 2), 16: (20, 4), 64: (3, 16)}  # ranks: kills, replicas
+SIZES = {8: (50, 2), 16: (10, 4), 64: (2, 16)}  # ranks: kills, replicas
 KINDS = ("none", "twin", "mirror", "shadow", "parity")
 COST_STEPS, WARM_UP_STEPS = 40, 10
 LIMIT_S = 1200
