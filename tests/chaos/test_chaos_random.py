@@ -20,7 +20,7 @@ from meshwright.plan.resilience import Redundancy, keeping
 SCHEDULES = 240 if os.environ.get("CHAOS") == "all" else 4
 PHASES = ("data", "forward", "backward", "reduce", "vote", "optimizer", "mirror", "checkpoint")
 _KINDS: tuple[Redundancy, ...] = ("auto", "mirror", "shadow", "parity")
-SURVIVORS = [name for name in LAYOUTS if name != "alone"]
+SURVIVORS = [name for name in LAYOUTS if name not in ("alone", "machines")]
 
 
 def _victims(job: dict[str, Any], kind: Redundancy, dice: random.Random) -> list[int]:
@@ -28,7 +28,7 @@ def _victims(job: dict[str, Any], kind: Redundancy, dice: random.Random) -> list
     layout = Job.model_validate(job).layout
     kept = keeping(layout, kind, bool(job["model"]["n_experts"]), shadowed=True)
     chosen: list[int] = []
-    for rank in dice.sample(range(layout.world), dice.randrange(1, 4)):
+    for rank in dice.sample(range(layout.world), min(layout.world, dice.randrange(1, 4))):
         near = {*kept.twins[rank], *kept.group_of(rank), kept.keepers.get(rank, rank)}
         near |= set(kept.wards(rank))
         if not near.intersection(chosen):

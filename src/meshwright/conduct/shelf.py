@@ -119,6 +119,17 @@ def in_layout(job: Job, layout: Layout) -> Job:
     return job.model_copy(update={"layout": layout, "cluster": cluster})
 
 
+def _keepable(job: Job) -> Job:
+    """`job` with the kind of redundancy that it has, or the best that its layout leaves."""
+    kind, experts = job.resilience.redundancy, bool(job.model.n_experts)
+    try:
+        keeping(job.layout, kind, experts, shadowed=True)
+    except ConfigError:
+        resilience = job.resilience.model_copy(update={"redundancy": "auto"})
+        return job.model_copy(update={"resilience": resilience})
+    return job
+
+
 def other_layout(muster: Muster, replicas: int, wanted: Mapping[str, Any]) -> tuple[Relayout, Job]:
     """What it takes to go on with the keys `wanted` of the layout, from so many `replicas`; and the
     job then. Raises ConfigError where the job cannot run like that."""
@@ -127,14 +138,9 @@ def other_layout(muster: Muster, replicas: int, wanted: Mapping[str, Any]) -> tu
         if key not in ELASTIC:
             raise ConfigError("resize", f"{key}={value}", f"takes {', '.join(ELASTIC)}")
     layout: Layout = parse(Layout, {**now.model_dump(), **wanted}, prefix="layout")
-    job = in_layout(muster.job, layout)
+    job = _keepable(in_layout(muster.job, layout))
     check_job(job)
     check_survivable(layout)
-    try:
-        keeping(layout, job.resilience.redundancy, bool(job.model.n_experts), shadowed=True)
-    except ConfigError:  # the best that is left
-        resilience = job.resilience.model_copy(update={"redundancy": "auto"})
-        job = job.model_copy(update={"resilience": resilience})
     if layout == now:
         raise ConfigError("resize", layout.label, "the run goes on in it already")
     after = Muster(job)

@@ -39,6 +39,7 @@ from meshwright.conduct.members import (
 from meshwright.conduct.muster import Muster, adopted
 from meshwright.conduct.places import Shapes, choose, grown, shapes, shrunk
 from meshwright.conduct.protocol import Exit
+from meshwright.conduct.shelf import other_layout
 from meshwright.conduct.takeover import decide
 
 MUSTER = Muster(make_job(4, cluster={"spares": 2, "nodes": 2}))
@@ -396,3 +397,14 @@ def test_mirrors_that_end_up_on_one_node_are_spoken_of() -> None:
     said = [a.fields["advice"] for a in actions if isinstance(a, Record) and "advice" in a.fields]
     on_one = {state.members[member].node for member in state.table} == {1}
     assert on_one == any("all ranks are on node 1" in line for line in said), spares
+
+
+def test_another_layout_is_kept_as_it_can_be() -> None:
+    muster = Muster(make_job(4, resilience={"redundancy": "twin"}))
+    relayout, job = other_layout(muster, 4, {"dp_replicate": 1, "dp_shard": 4})
+    assert (relayout.world, relayout.before, relayout.after) == (4, "dp4", "fsdp4")
+    assert job.resilience.redundancy == "auto"
+    with pytest.raises(ConfigError, match="'precision=fp16': takes dp_replicate"):
+        other_layout(muster, 4, {"precision": "fp16"})
+    with pytest.raises(ConfigError, match="the run goes on in it already"):
+        other_layout(muster, 4, {"dp_replicate": 4})
