@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from meshwright.base.errors import ConfigError
 from meshwright.conduct.limits import Limits, limits
 from meshwright.conduct.members import Member, Node, Rules, Stage, State
 from meshwright.conduct.places import Shapes, resized, shapes
 from meshwright.plan.job import Job
 from meshwright.plan.layout import coordinates
-from meshwright.plan.resilience import Keeping, keeping
+from meshwright.plan.resilience import Keeping, best_keeping
 
 _LEAST_FLAPS = 3  # losses of a node that may have befallen it
 
@@ -64,10 +63,7 @@ class Muster:
         """Who keeps whose state, where the ranks are on `nodes`."""
         job = resized(self.job, self.shapes.replicas(len(nodes)))
         experts, kind = bool(job.model.n_experts), job.resilience.redundancy
-        try:
-            return keeping(job.layout, kind, experts, nodes)
-        except ConfigError:  # of a smaller size: the best that is left
-            return keeping(job.layout, "auto", experts, nodes)
+        return best_keeping(job.layout, kind, experts, nodes)
 
     def first_state(self, now_s: float, epoch_floor: int) -> State:
         """The run before any agent has come."""

@@ -116,7 +116,7 @@ class Staffing(Turn):
         state, node_of = self.state, self.nodes_of_members()
         if not state.rules.shadow:
             return {}
-        ready = [n for n in self.free() if state.members[n].ready and n not in table]
+        ready = [number for number in self.ready() if number not in table]
         nodes = [node_of[number] for number in table]
         return deal(nodes, ready, node_of, {} if resized else state.shadows)
 

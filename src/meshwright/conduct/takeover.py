@@ -200,8 +200,7 @@ class _Settling(Rerouting):
     def _spread(self) -> None:
         """Move ranks away from nodes whose loss would take all who hold their state."""
         state, node_of = self.state, self.nodes_of_members()
-        ready = [number for number in self.free() if state.members[number].ready]
-        ready = [number for number in ready if not self.is_behind(number)]
+        ready = [number for number in self.ready() if not self.is_behind(number)]
         table, moved = list(state.table), []
         for rank in crowded(table, node_of, state.rules.shapes) if ready else ():
             here = node_of[table[rank]]

@@ -108,6 +108,20 @@ def keeping(
     return Keeping("parity", alike, keepers, tuple(group for group, _ in found))
 
 
+def best_keeping(
+    layout: Layout,
+    kind: Redundancy,
+    experts: bool,
+    nodes: Sequence[int] = (),
+    shadowed: bool = False,
+) -> Keeping:
+    """As `keeping`; where a layout that was changed lacks `kind`, as "auto"."""
+    try:
+        return keeping(layout, kind, experts, nodes, shadowed)
+    except ConfigError:
+        return keeping(layout, "auto", experts, nodes)
+
+
 def twins(layout: Layout, experts: bool) -> list[tuple[int, ...]]:
     """For each rank the others that hold the same masters and moments, in order; experts have
     replicas of their own."""

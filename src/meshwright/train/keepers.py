@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 from meshwright.plan.resilience import Keeping
 from meshwright.train.fabric.fabric import Fabric
-from meshwright.train.fabric.group import FabricGroup
+from meshwright.train.fabric.group import FabricGroup, json_tensors, receive_json
 from meshwright.train.loop import TrainLoop
 from meshwright.train.parity import Parity
-from meshwright.train.recovery import Standing, json_tensors, receive_json
+from meshwright.train.recovery import Standing
 from meshwright.train.redundancy import Cost, Kept, Mirror
 from meshwright.train.shadow import Shadow, Shadowed
 from meshwright.train.trainer import Redundancy, Trainer

@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from meshwright.base.errors import CheckpointError, ConfigError, RunError
+from meshwright.base.errors import CheckpointError, RunError
 from meshwright.base.events import Kind, WorkerContext
 from meshwright.base.pulse import Phase, PulseWriter
 from meshwright.checkpoint.reader import Reader
 from meshwright.checkpoint.store import latest
 from meshwright.plan.job import Job
 from meshwright.plan.layout import Layout
-from meshwright.plan.resilience import blocks, check_survivable, keeping
+from meshwright.plan.resilience import best_keeping, blocks, check_survivable
 from meshwright.train.comm import Axis, Clock
 from meshwright.train.device import measure_peak_flops
 from meshwright.train.fabric.fabric import Fabric
@@ -171,10 +171,7 @@ class Member:
         """Know who keeps whose state."""
         job, shadowed = self._job, bool(table.shadows)
         experts, kind = bool(job.model.n_experts), job.resilience.redundancy
-        try:
-            self._keeping = keeping(job.layout, kind, experts, table.nodes, shadowed)
-        except ConfigError:  # of a smaller size: the best that is left
-            self._keeping = keeping(job.layout, "auto", experts, table.nodes)
+        self._keeping = best_keeping(job.layout, kind, experts, table.nodes, shadowed)
 
     def _set_job(self, job: Job) -> None:
         self._job, self._world = job, job.layout.world

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from meshwright.base.errors import RunError
-from meshwright.train.fabric.group import FabricGroup, bytes_of
+from meshwright.train.fabric.group import FabricGroup, bytes_of, json_tensors
 from meshwright.train.gradients import Vote
 from meshwright.train.precision.scaling import LossScale
 from meshwright.train.trainer import Trainer
@@ -211,22 +211,6 @@ def digest(tensors: Sequence[Tensor], words: dict[str, Any]) -> int:
     for tensor in tensors:
         total = zlib.crc32(bytes_of(tensor), total)
     return total
-
-
-def json_tensors(letter: dict[str, Any]) -> list[Tensor]:
-    """What travels of plain JSON: its size, then its bytes."""
-    data = torch.frombuffer(bytearray(json.dumps(letter).encode()), dtype=torch.uint8)
-    return [torch.tensor([data.numel()]), data]
-
-
-def receive_json(world: FabricGroup, rank: int) -> dict[str, Any]:
-    """What `rank` sends as `json_tensors`."""
-    size = torch.zeros(1, dtype=torch.int64)
-    world.receive(size, rank).wait()
-    data = torch.empty(int(size), dtype=torch.uint8)
-    world.receive(data, rank).wait()
-    found: dict[str, Any] = json.loads(bytes(bytes_of(data)))
-    return found
 
 
 def give_state(world: FabricGroup, rank: int, given: Given, more: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ that counts can be redone from the keepers. After the vote it makes the same upd
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from torch import Tensor
 from meshwright.base.pulse import Phase
 from meshwright.plan.job import OptimizerSection
 from meshwright.train.fabric.fabric import Operation
-from meshwright.train.fabric.group import FabricGroup, bytes_of
+from meshwright.train.fabric.group import FabricGroup, json_tensors, receive_json
 from meshwright.train.optim import MasterOptimizer
 from meshwright.train.trainer import Trainer
 
@@ -186,8 +185,7 @@ class Mirror:
         for ward, _ in pairs:
             if ward == rank:
                 shapes, state = seed(self._trainer)
-                data = torch.frombuffer(bytearray(json.dumps(shapes).encode()), dtype=torch.uint8)
-                alive += [torch.tensor([data.numel()]), data, *state]
+                alive += [*json_tensors(shapes), *state]
         ops += [self._world.send(x, self._keeper) for x in alive if x.numel()]
         arrived: dict[int, Kept] = {}
         for ward, keeper in pairs:
@@ -213,11 +211,7 @@ class Mirror:
         return self.cost.take(self.n_bytes)
 
     def _take_seed(self, ward: int) -> Kept:
-        size = torch.zeros(1, dtype=torch.int64)
-        self._world.receive(size, ward).wait()
-        data = torch.empty(int(size), dtype=torch.uint8)
-        self._world.receive(data, ward).wait()
-        kept = Kept(json.loads(bytes(bytes_of(data))), self._trainer.job.optimizer)
+        kept = Kept(receive_json(self._world, ward), self._trainer.job.optimizer)
         for op in self._receive(kept.state(), ward):
             op.wait()
         return kept

@@ -82,6 +82,7 @@ def test_files_of_a_manifest_stay_in_their_folder(tmp_path: Path, built: Path) -
     manifest["files"]["../../evil"] = {"bytes": 1, "sha256": "0"}
     path.write_text(json.dumps(manifest))
     mirror(f"file://{built}", tmp_path / "cache")  # it is not even looked for
+    assert not list(tmp_path.rglob("evil"))
 
 
 def test_too_small_a_cache_is_told(tmp_path: Path, built: Path) -> None:

@@ -6,6 +6,7 @@ Sums are made in rank order, on one rank or on all alike: whoever holds a rank, 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable
 from itertools import accumulate, pairwise
@@ -263,6 +264,22 @@ def bytes_of(x: Tensor) -> memoryview:
         return memoryview(bytearray())
     data: Any = np.asarray(_Memory(x))
     return memoryview(data)
+
+
+def json_tensors(fields: dict[str, Any]) -> list[Tensor]:
+    """What travels of plain JSON: its size, then its bytes."""
+    data = torch.frombuffer(bytearray(json.dumps(fields).encode()), dtype=torch.uint8)
+    return [torch.tensor([data.numel()]), data]
+
+
+def receive_json(group: FabricGroup, index: int) -> dict[str, Any]:
+    """What the rank at place `index` sends as `json_tensors`. Raises Interrupted."""
+    size = torch.zeros(1, dtype=torch.int64)
+    group.receive(size, index).wait()
+    data = torch.empty(int(size), dtype=torch.uint8)
+    group.receive(data, index).wait()
+    found: dict[str, Any] = json.loads(bytes(bytes_of(data)))
+    return found
 
 
 def _largest(x: Tensor, other: Tensor) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from meshwright.train.fabric.fabric import Fabric, Operation
-from meshwright.train.fabric.group import bytes_of
+from meshwright.train.fabric.group import bytes_of, json_tensors
 
 
 class Line:
@@ -48,8 +48,7 @@ class Line:
 
     def say(self, fields: dict[str, Any]) -> Operation:
         """Send plain JSON."""
-        data = torch.frombuffer(bytearray(json.dumps(fields).encode()), dtype=torch.uint8)
-        return self.send([torch.tensor([data.numel()]), data])
+        return self.send(json_tensors(fields))
 
     def hear(self, then: Callable[[dict[str, Any]], object]) -> Operation:
         """The counterpart of `say`; `then` gets what was said."""
