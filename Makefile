@@ -31,9 +31,13 @@ ALONE := tests/unit tests/golden tests/cli/test_cli_plan.py tests/cli/test_cli_b
 RANKS := tests/parity tests/gpu
 COMMANDS := tests/cli $(patsubst %,--ignore %,$(filter tests/cli/%,$(ALONE)))
 
+# With services, browsers and Slurm of their own, each file in one process.
+SERVICE := tests/api tests/browser tests/slurm
+
 test: check
 	$(BIN)/pytest -n auto $(ALONE)
 	$(BIN)/pytest -n 2 $(RANKS)
+	$(BIN)/pytest -n 2 --dist loadfile $(SERVICE)
 	@echo "tests/chaos, beside tests/cli: either waits much of its time"
 	@$(BIN)/pytest tests/chaos >.chaos.log 2>&1 & chaos=$$!; \
 	$(BIN)/pytest -n 2 --dist loadfile $(COMMANDS); commands=$$?; \
@@ -41,15 +45,18 @@ test: check
 
 # Everything, with every row of the acceptance matrix, whose table is written to docs/parity.md.
 test-all: check
-	$(BIN)/pytest -n auto $(ALONE)
-	PARITY=all PARITY_TABLE=docs/parity.md $(BIN)/pytest $(RANKS)
-	$(BIN)/pytest -n 2 --dist loadfile $(COMMANDS)
-	$(BIN)/pytest tests/chaos
+	TESTS=all $(BIN)/pytest -n auto $(ALONE)
+	TESTS=all PARITY=all PARITY_TABLE=docs/parity.md $(BIN)/pytest $(RANKS)
+	TESTS=all $(BIN)/pytest -n 2 --dist loadfile $(COMMANDS)
+	TESTS=all $(BIN)/pytest tests/chaos
+	CHAOS=all $(BIN)/pytest $(SERVICE)
 
 # Every layout with every kind of redundancy, with losses at every moment of a step, and hundreds of
-# random schedules of them.
+# random schedules of them; and random walks of runs through layouts.
 chaos: setup
 	CHAOS=all $(BIN)/pytest tests/chaos
+	CHAOS=all $(BIN)/pytest tests/parity/test_parity_walks.py
+	CHAOS=all $(BIN)/pytest tests/api
 
 # Predicts the published runs of ../shared again, and writes the table of validation/RESULTS.md anew.
 validate: setup
@@ -58,7 +65,7 @@ validate: setup
 
 # Write the golden texts anew after a change that is meant, then review their diff.
 golden: setup
-	REGENERATE_GOLDEN=1 $(BIN)/pytest tests/golden/test_golden.py
+	REGENERATE_GOLDEN=1 $(BIN)/pytest tests/golden/test_golden.py tests/unit/control/test_cluster_emit.py
 
 # The files, targets, commands and keys that the documents name are there.
 docs: setup
@@ -71,5 +78,8 @@ bench: setup
 	$(BIN)/python benchmarks/peers_train.py --setup --write
 	$(BIN)/python benchmarks/recovery.py --setup --write
 	$(BIN)/python benchmarks/survival.py --write
+	$(BIN)/python benchmarks/survival_cost.py --write
 	$(BIN)/python benchmarks/data.py --setup --write
 	$(BIN)/python benchmarks/data_starved.py --write
+	$(BIN)/python benchmarks/checkpoint.py --setup --write
+	$(BIN)/python benchmarks/service.py --write

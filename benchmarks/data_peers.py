@@ -30,6 +30,7 @@ from meshwright.data.share import Share
 from meshwright.data.store import open_store, write_store
 from meshwright.data.windows import Windows
 from meshwright.train.dataset import TokenDataset
+from meshwright.train.token_loader import TokenLoader
 
 ROW = 2048
 BATCH = 8
@@ -44,11 +45,12 @@ Batches = Iterator[Any]
 class Peer:
     """`prepare(folder, samples)` writes; `read(folder, shuffled, workers)` gives decoded batches,
     for ever or for an epoch; `resume(folder, samples)` a function that makes a reader which stands
-    after so many samples, for peers that can."""
+    after so many samples, for peers that can; `load()` imports the library."""
 
     prepare: Callable[[Path, Samples], None]
     read: Callable[[Path, bool, int], Batches]
     resume: Callable[[Path, int], Callable[[], Batches]] | None = None
+    load: Callable[[], object] = lambda: None
 
 
 def decode(sample: bytes) -> npt.NDArray[np.integer]:
@@ -129,7 +131,13 @@ def read_ours(folder: Path, shuffled: bool, workers: int) -> Batches:
     else:
         dataset = TokenDataset(our_rows(folder), BATCH)
         for batch in DataLoader(dataset, batch_size=None, num_workers=workers):
-            yield batch["tokens"]
+            yield batch.tokens
+
+
+def read_our_loader(folder: Path, _shuffled: bool, workers: int) -> Batches:
+    """Our own loader, with many batches in a message."""
+    for batch in TokenLoader(TokenDataset(our_rows(folder), BATCH), workers):
+        yield batch.tokens
 
 
 def read_our_arrays(folder: Path, _shuffled: bool, _workers: int) -> Batches:
@@ -331,11 +339,18 @@ def peers() -> dict[str, Peer]:
         "raw memmap, no loader (tokens)": Peer(write_raw, read_raw_loop),
         "torch DataLoader over a memmap (tokens)": Peer(write_raw, read_raw),
         "Meshwright, in torch's DataLoader": Peer(write_ours, read_ours, resume_ours),
+        "Meshwright, its own loader (tokens)": Peer(write_ours, read_our_loader),
         "Meshwright, numpy iterator (tokens)": Peer(write_ours, read_our_arrays),
         "Meshwright, behind its feed (tokens)": Peer(write_ours, read_our_feed),
-        "mosaicml-streaming": Peer(write_mds, read_mds, resume_mds),
-        "LitData": Peer(write_lit, read_lit),
-        "WebDataset": Peer(write_tar, read_tar),
-        "HF datasets, map": Peer(write_hf, read_hf),
-        "HF datasets, iterable": Peer(write_hf, read_hf_stream, resume_hf_stream),
+        "mosaicml-streaming": Peer(write_mds, read_mds, resume_mds, _streaming),
+        "LitData": Peer(write_lit, read_lit, load=_import("litdata")),
+        "WebDataset": Peer(write_tar, read_tar, load=_import("webdataset")),
+        "HF datasets, map": Peer(write_hf, read_hf, load=_import("datasets")),
+        "HF datasets, iterable": Peer(
+            write_hf, read_hf_stream, resume_hf_stream, _import("datasets")
+        ),
     }
+
+
+def _import(name: str) -> Callable[[], object]:
+    return lambda: importlib.import_module(name)

@@ -1,18 +1,26 @@
-"""One measurement of one peer in a process of its own: `data_worker.py PEER FOLDER OUT OPTIONS`."""
+"""Measurements of one peer: `data_worker.py PEER FOLDER OUT TASKS`.
+
+The library is imported once; each task is done in a fork of its own, as if it were the only one.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import resource
+import select
+import signal
 import sys
 import time
 import zipfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from data_peers import BATCH, ROW, Batches, Peer, peers
+from data_peers import ROW, Batches, Peer, peers
 
 _SEED = 0
 _VOCAB = 65_000
@@ -28,30 +36,33 @@ def samples_of(course: str, count: int, images: str) -> list[bytes]:
 
 
 def throughput(peer: Peer, folder: Path, told: dict[str, Any]) -> dict[str, float]:
-    """Samples a second over at least `seconds` of epochs, and the time to the first batch, imports
-    not counted; the memory that this added."""
-    for _ in zip(range(2), peer.read(folder, told["shuffled"], told["workers"]), strict=False):
+    """Samples a second over at least `seconds` of epochs, from the first batch of each on; the time
+    to the first batch, imports not counted; the memory that this added."""
+    for _ in zip(range(2), peer.read(folder, told["shuffled"], 0), strict=False):
         pass  # imports, caches of pages
     before = _peak_bytes()
-    begun = time.perf_counter()
-    seen, first_s = 0, 0.0
-    while (spent := time.perf_counter() - begun) < told["seconds"]:
-        left = told["seconds"] - spent
-        seen_now, first_now = _drain(peer.read(folder, told["shuffled"], told["workers"]), left)
-        seen, first_s = seen + seen_now, first_s or first_now
-    rate = seen / (time.perf_counter() - begun)
-    return {"samples_s": rate, "first_s": first_s, "bytes": _peak_bytes() - before}
+    epochs = [_drain(peer.read(folder, told["shuffled"], told["workers"]), told["seconds"])]
+    while (left := told["seconds"] - sum(epoch[1] for epoch in epochs)) > 0:
+        epochs.append(_drain(peer.read(folder, told["shuffled"], told["workers"]), left))
+    seen, spent, first_s = (sum(column) for column in zip(*epochs, strict=True))
+    return {
+        "samples_s": seen / spent,
+        "first_s": first_s / len(epochs),
+        "bytes": _peak_bytes() - before,
+    }
 
 
-def _drain(batches: Batches, seconds: float) -> tuple[int, float]:
-    begun, seen, first_s = time.perf_counter(), 0, 0.0
+def _drain(batches: Batches, seconds: float) -> tuple[int, float, float]:
+    """Samples after the first batch, the time that they took, and that of the first batch."""
+    begun, seen, first_s, now = time.perf_counter(), 0, 0.0, 0.0
     for batch in batches:
-        seen += len(batch)
         now = time.perf_counter() - begun
+        if first_s:
+            seen += len(batch)
         first_s = first_s or now
-        if now > seconds:
+        if now - first_s > seconds:
             break
-    return seen, first_s
+    return seen, now - first_s, first_s
 
 
 def against(peer: Peer, other: Peer, folder: Path, told: dict[str, Any]) -> dict[str, float]:
@@ -95,23 +106,54 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def do(peer: Peer, folder: Path, told: dict[str, Any]) -> dict[str, float]:
+    """What a task finds."""
+    folder = folder / told["course"]
+    match told["do"]:
+        case "prepare":
+            folder.mkdir(parents=True, exist_ok=True)
+            peer.prepare(folder, samples_of(told["course"], told["count"], told["images"]))
+            return {}
+        case "against":
+            return against(peer, peers()[told["other"]], folder, told)
+        case "resume":
+            return resuming(peer, folder, told)
+        case _:
+            return throughput(peer, folder, told)
+
+
+def apart(work: Callable[[], dict[str, float]], seconds: float) -> dict[str, Any]:
+    """What `work` finds in a fork; as "failed", why it did not."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            told: dict[str, Any] = work()
+        except BaseException as error:
+            told = {"failed": f"{type(error).__name__}: {error}"[:200]}
+        os.write(theirs, json.dumps(told).encode())
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours, "rb") as pipe:
+        in_time = bool(select.select([pipe], [], [], seconds)[0])
+        if not in_time:
+            os.kill(pid, signal.SIGKILL)
+        found = pipe.read() if in_time else b""
+    os.waitpid(pid, 0)
+    late = f"not done after {seconds:g} s" if not in_time else "it was killed"
+    return json.loads(found) if found else {"failed": late}
+
+
 def main() -> None:
-    """Prepare or measure, and write what was found as JSON."""
-    name, folder, out, told = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
-    options = json.loads(told)
+    """Do all tasks, and write what was found as JSON."""
+    name, folder, out, tasks = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
     torch.set_num_threads(1)
     peer = peers()[name]
-    found: dict[str, Any] = {"batch": BATCH}
-    if options["do"] == "prepare":
-        folder.mkdir(parents=True, exist_ok=True)
-        samples = samples_of(options["course"], options["count"], options["images"])
-        peer.prepare(folder, samples)
-    elif options["do"] == "against":
-        found |= against(peer, peers()[options["other"]], folder, options)
-    elif options["do"] == "resume":
-        found |= resuming(peer, folder, options)
-    else:
-        found |= throughput(peer, folder, options)
+    peer.load()
+    found = []
+    for told in json.loads(tasks):
+        found.append(apart(partial(do, peer, folder, told), told["limit_s"]))
+        print(f"{name}: {told}: {found[-1]}", file=sys.stderr, flush=True)
     out.write_text(json.dumps(found), encoding="utf-8")
 
 

@@ -17,10 +17,11 @@ from statistics import median
 
 import torch
 
-from meshwright.train.fabric.fabric import Fabric, Operation
+from meshwright.train.fabric.fabric import Fabric
 from meshwright.train.fabric.frames import Greeting, hello
 from meshwright.train.fabric.group import FabricGroup
 from meshwright.train.fabric.lasting import Lasting
+from meshwright.train.fabric.operation import Operation
 from meshwright.train.fabric.orders import Orders, Table
 from meshwright.train.fabric.sockets import ready, tcp_places
 from meshwright.train.fabric.streams import Outgoing

@@ -1,6 +1,10 @@
 """Reports of users of other systems, as tests: numbers of ../shared/cases/fault-tolerance.md.
 
-Cases 1 and 15 are every run of `test_chaos_random.py`; 11 is in `test_chaos_members.py`.
+Cases 3, 8, 12, 14, 21 and 22 are here. 1 and 15 are every run of `test_chaos_random.py`. Others, by
+name or in words: 2, 9 and 11 in `test_chaos_members.py`; 4 and 5 in `test_chaos_ways.py`, and of 5
+each process of the control plane in `test_chaos_conduct.py`; 6 in `test_conduct_quarantine.py`; 17
+and 18 in `test_conduct_simulation.py`; 20 in `test_conduct_surviving.py` (the slow rank) and
+`test_conduct_verdicts.py` (the stuck one).
 """
 
 from __future__ import annotations
@@ -19,7 +23,9 @@ from chaos_orchestra import Orchestra, Said
 from test_chaos_members import STEPS, Stage, _fault, stage, tokens  # noqa: F401 (fixtures)
 
 from meshwright.base.events import Kind
-from meshwright.checkpoint import store
+from meshwright.checkpoint.packs import PackWriter
+from meshwright.checkpoint.parts import Attempt
+from meshwright.checkpoint.store import Store
 from meshwright.plan.job import resolve_job
 from meshwright.train import giving, loop, recovery
 from meshwright.train.fabric.fabric import Fabric
@@ -42,13 +48,13 @@ def test_case_3_every_step_reads_its_batch_whoever_computes_it(
     here, plain = stage("twins")
     gradients = Trainer.gradients
 
-    def noted(self: Trainer, batches: Any, stop: bool = False, step: int = 0) -> Any:
+    def noted(self: Trainer, batches: Any, stop: bool = False, step: int = 0, save: int = 0) -> Any:
         if self.mesh.layout.world == 1:  # a spare that gets warm
-            return gradients(self, batches, stop, step)
+            return gradients(self, batches, stop, step, save)
         digest = hashlib.sha256(batches.numpy().tobytes()).hexdigest()
         with (tmp_path / f"{own_number()}").open("a") as file:
             file.write(f"{step} {self.mesh.dp_index} {digest}\n")
-        return gradients(self, batches, stop, step)
+        return gradients(self, batches, stop, step, save)
 
     monkeypatch.setattr(Trainer, "gradients", noted)
     phases = ("data", "forward", "backward", "reduce", "vote")
@@ -62,39 +68,37 @@ def test_case_3_every_step_reads_its_batch_whoever_computes_it(
 
 
 SAVE_POINTS = [
-    (name, when, victim)
-    for name in ("begin", "write_rank", "commit")
+    (where, when, victim)
+    for where in (Store.write_part, PackWriter.add_last, Store.commit)
     for when in ("before", "after")
-    for victim in ((0,) if name != "write_rank" else (0, 1, 3, 6))
-] + [("write_rank", "within", victim) for victim in range(8)]
+    for victim in ((0,) if where is Store.commit else (0, 1, 3, 6))
+]
 
 
-@pytest.mark.parametrize("point", few(SAVE_POINTS, 4), ids=str)
+@pytest.mark.parametrize("point", few(SAVE_POINTS, 4), ids=lambda p: f"{p[0].__name__}-{p[1:]}")
 def test_case_8_a_loss_at_any_point_of_a_save(
     stage: Any,  # noqa: F811
-    point: tuple[str, str, int],
+    point: tuple[Callable[..., Any], str, int],
     own_number: Callable[[], int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     here, plain = stage("twins")
-    name, when, victim = point
-    real = getattr(store, name)
+    real, when, victim = point
 
     def die() -> None:
         if own_number() == victim:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def mortal(*args: Any) -> Any:
+    def mortal(*args: Any, **more: Any) -> Any:
         if when == "before":
             die()
-        if when == "within" and own_number() == victim:
-            monkeypatch.setattr(store, "save_file", lambda *_, **__: die())
-        found = real(*args)
+        found = real(*args, **more)
         if when == "after":
             die()
         return found
 
-    monkeypatch.setattr(store, name, mortal)
+    owner = PackWriter if real is PackWriter.add_last else Store
+    monkeypatch.setattr(owner, real.__name__, mortal)
     ended, orchestra = here.play(spares=1)
     assert ended == plain  # its checkpoints are read, with their checksums
     assert len(orchestra.takeovers) == 1
@@ -132,14 +136,15 @@ def test_case_14_healing_needs_no_checkpoints_and_one_rank_writes(
     here, plain = stage("twins")
     never = {**here.args["job"], "checkpoint": {**here.args["job"]["checkpoint"], "every": 1000}}
     without = replace(here, args={**here.args, "job": never})
-    commit = store.commit
+    commit = Store.commit
 
-    def noted(root: Path, step: int, *args: Any) -> Any:
+    def noted(store: Store, attempt: Attempt, *args: Any, **more: Any) -> Any:
+        done = commit(store, attempt, *args, **more)
         with (tmp_path / "writers").open("a") as file:
-            file.write(f"{step} {own_number()}\n")
-        return commit(root, step, *args)
+            file.write(f"{attempt.step} {own_number()}\n")
+        return done
 
-    monkeypatch.setattr(store, "commit", noted)
+    monkeypatch.setattr(Store, "commit", noted)
     ended, _ = without.play([_fault(0, 5, "reduce"), _fault(3, 7, "vote")], spares=2)
     assert ended.losses == plain.losses
     assert list(ended.checkpoints) == [STEPS]

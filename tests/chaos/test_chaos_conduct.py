@@ -165,7 +165,7 @@ def test_resizing_up_and_down(scene: Scene) -> None:
                 ask_for(2)
 
     scene.on_event = on_event
-    outcome = scene.play(make_job(4), steps=400, step_s=0.01)
+    outcome = scene.play(make_job(4, cluster={"spares": 2}), steps=400, step_s=0.01)
     assert (outcome.status, outcome.error) == (Status.FINISHED, None)
     sizes = [(event["before"], event["after"]) for event in scene.events(Kind.RESIZED)]
     assert sizes == [("dp4", "dp6"), ("dp6", "dp2")]

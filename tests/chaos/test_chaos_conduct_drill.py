@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from surviving_scene import make_job
 from typer.testing import CliRunner
 
 from meshwright.base.errors import ConfigError
 from meshwright.base.events import Kind
+from meshwright.checkpoint.opening import newest
+from meshwright.checkpoint.parts import Attempt
+from meshwright.checkpoint.pieces import Piece
+from meshwright.checkpoint.store import Store
 from meshwright.cli.app import app
 from meshwright.cli.drill import drill_job, lines, parse_kinds
 from meshwright.cli.drill_plan import (
@@ -26,6 +32,7 @@ from meshwright.cli.drill_plan import (
 )
 from meshwright.cli.job import parse_layout
 
+ALL = os.environ.get("CHAOS") == "all"  # `make chaos`
 JOB = """
 [job]
 steps = 10
@@ -49,9 +56,9 @@ redundancy = "auto"
 
 
 def test_a_plan_draws_all_kinds_and_phases_and_no_victim_twice() -> None:
-    faults = plan_faults(20, seed=1, world=16, nodes=4, checkpoint_every=10, mirrors=True)
-    assert faults == plan_faults(20, 1, 16, 4, 10, mirrors=True)
-    assert faults != plan_faults(20, 2, 16, 4, 10, mirrors=True)
+    faults = plan_faults(25, seed=1, world=16, nodes=4, checkpoint_every=10, mirrors=True)
+    assert faults == plan_faults(25, 1, 16, 4, 10, mirrors=True)
+    assert faults != plan_faults(25, 2, 16, 4, 10, mirrors=True)
     victims = [fault.member for fault in faults if fault.member is not None]
     assert len(victims) == len(set(victims)) == 16
     assert {fault.kind for fault in faults} == set(KINDS)
@@ -59,13 +66,28 @@ def test_a_plan_draws_all_kinds_and_phases_and_no_victim_twice() -> None:
     assert len(phases) >= 6
     for before, after in pairwise(faults):
         assert after.step > before.step
-    assert faults[-1].step < steps_for(20) - GAP_STEPS / 2
+    assert faults[-1].step < steps_for(25) - GAP_STEPS / 2
     assert all(f.step % 10 == 0 for f in faults if f.phase == "checkpoint")
 
 
-def test_an_agent_that_is_the_only_one_is_no_victim() -> None:
-    with pytest.raises(ConfigError, match="takes two nodes"):
-        plan_faults(1, 0, 4, 1, 10, mirrors=False, kinds=["kill agent"])
+@pytest.mark.parametrize("kind", ["kill agent", "cut data"])
+def test_an_agent_that_is_the_only_one_is_no_victim(kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{kind}'.*takes two nodes"):
+        plan_faults(1, 0, 4, 1, 10, mirrors=False, kinds=[kind])
+
+
+def test_after_a_cut_ranks_are_elsewhere_and_no_member_is_a_victim() -> None:
+    faults = plan_faults(30, 3, 16, 4, 10, mirrors=False, kinds=["kill", "cut both", "cut link"])
+    first = next(i for i, fault in enumerate(faults) if fault.kind == "cut both")
+    assert first > 4 and all(fault.member is None for fault in faults[first:])
+
+
+@pytest.mark.parametrize(("times", "survived"), [(0, False), (1, True), (2, False)])
+def test_a_cut_takes_exactly_one_recovery(times: int, survived: bool) -> None:
+    done = {"kind": Kind.TAKEOVER_DONE, "detected_s": 0.1, "lost_steps": 0, "takeover_s": 0.2}
+    events = [{**done, "ts": 10.0 + i, "step": 4 + i} for i in range(times)]
+    [cut] = account([DrillFault("cut data", 4, node=1)], events, {3: 9.0, 4: 11.0, 9: 20.0})
+    assert cut.survived is survived
 
 
 def test_one_node_has_no_agent_to_lose_and_twins_no_mirror() -> None:
@@ -162,6 +184,28 @@ def test_what_is_refused() -> None:
             parse_layout([text])
 
 
+@pytest.mark.parametrize(
+    ("kind", "longest_stall_s"),
+    [
+        ("cut data", 30.0),
+        pytest.param(
+            "cut both", 4.0, marks=pytest.mark.skipif(not ALL, reason="waits for a lease")
+        ),
+    ],
+)
+def test_a_drill_of_data_links(tmp_path: Path, kind: str, longest_stall_s: float) -> None:
+    job = tmp_path / "job.toml"
+    nodes = 'ref = "local:2"\nnodes = 2'
+    job.write_text(JOB.replace('ref = "local:2"', nodes) + f"longest_stall_s = {longest_stall_s}\n")
+    arguments = ["drill", str(job), "--faults", "1", "--kinds", kind, "--json"]
+    result = CliRunner().invoke(app, arguments, standalone_mode=False)
+    assert result.return_value == 0, (result.stderr, result.exception)
+    document = json.loads(result.stdout)
+    assert document["bit_identical"] and document["lost_steps"] == 0
+    [fault] = document["faults"]
+    assert fault["survived"] and fault["takeover_s"] is not None
+
+
 def test_a_drill_of_a_small_job(tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     job.write_text(JOB)
@@ -177,8 +221,10 @@ def test_a_drill_of_a_small_job(tmp_path: Path) -> None:
     # It can tell a difference: other weights are not equal.
     from meshwright.cli.drill import weights
 
-    [first, *_] = sorted((keep / "with" / "checkpoints").glob("step-*/rank-*"), reverse=True)
-    data = bytearray(first.read_bytes())
-    data[-1] ^= 1
-    first.write_bytes(data)
+    store, last = Store.open(keep / "with" / "checkpoints"), newest(keep / "with" / "checkpoints")
+    pieces = {Piece.whole(name, last.shape(name)): last.read(name).ravel() for name in last.names}
+    next(iter(pieces.values())).view(np.uint8)[0] ^= 1
+    attempt = Attempt(last.step, "other", ranks=1)
+    store.write_part(attempt, 0, pieces)
+    store.commit(attempt, last.meta)
     assert weights(keep / "with") != weights(keep / "without")

@@ -15,6 +15,7 @@ from chaos_orchestra import Orchestra, Said
 from test_chaos_members import stage, tokens  # noqa: F401 (fixtures)
 
 from meshwright.base.events import Kind
+from meshwright.train import rebuild, shadow
 
 scene.LAYOUTS.update(
     {
@@ -152,3 +153,65 @@ def test_fewer_replicas_and_a_loss_of_one_of_them(stage: Any, kind: str) -> None
 
     ended, _ = here.play([_fault(6, 7, "optimizer")], spares=2, on_said=with_fewer)
     assert ended.losses == pytest.approx(plain.losses, rel=1e-5)
+
+
+OTHER = "the state that it took over is not that of the rank that was lost"
+
+
+def _accusations(said: list[Said]) -> list[tuple[list[int], str]]:
+    return [(one["members"], one["what"]) for one in said if one["kind"] == Kind.CORRUPT]
+
+
+def test_a_shadow_that_errs_is_found_out_before_the_first_vote_after_it_takes_over(
+    stage: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, _ = stage("shadow fp16")
+    fill = shadow.Held.fill
+
+    def badly(self: shadow.Held, trainer: Any) -> None:
+        fill(self, trainer)
+        trainer.data.groups[0].master[3] += 1e-3
+
+    monkeypatch.setattr(shadow.Held, "fill", badly)
+    said: list[Said] = []
+    with pytest.raises(AssertionError, match="rank 0 is lost, and with it everybody who kept"):
+        here.play([_fault(0, 6, "backward")], on_said=lambda _, one: said.append(one))
+    assert [what for members, what in _accusations(said) if members] == [OTHER]
+    assert max(one["step"] for one in said if one["kind"] == Kind.METRICS) == 5
+
+
+@pytest.mark.parametrize("phase", ["forward", "vote"])
+def test_a_state_that_is_rebuilt_otherwise_is_not_gone_on_with(
+    stage: Any,  # noqa: F811
+    phase: str,
+    own_number: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, plain = stage("parity zero3")
+    finish = rebuild._finish
+
+    def badly(trainer: Any, *args: Any) -> None:
+        if own_number() == here.world:
+            trainer.data.groups[0].master[3] += 1e-3
+        finish(trainer, *args)
+
+    monkeypatch.setattr(rebuild, "_finish", badly)
+    said: list[Said] = []
+    ended, _ = here.play([_fault(1, 6, phase)], on_said=lambda _, one: said.append(one))
+    assert ended == plain
+    assert _accusations(said) == [([here.world], OTHER)]
+
+
+def test_a_shadow_that_always_differs_is_given_up(
+    stage: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, plain = stage("shadow fp16")
+    monkeypatch.setattr(shadow.Held, "checksum", property(lambda _: 0))
+    said: list[Said] = []
+    ended, _ = here.play(spares=1, on_said=lambda _, one: said.append(one))
+    assert ended == plain
+    given_up = [members for members, _ in _accusations(said) if members]
+    assert given_up and given_up[0] == [4]
+    assert len(_accusations(said)) <= 3 * here.world

@@ -15,8 +15,7 @@ import transformers
 from cli_runs import Cli, events, metrics, one_error_line, snapshot
 
 from meshwright.base.events import Kind
-from meshwright.checkpoint.reader import Reader
-from meshwright.checkpoint.store import commits
+from meshwright.checkpoint.store import Store
 from meshwright.plan.job import load_job
 
 TOLERANCE = 1e-4  # issue 3, point 8
@@ -118,7 +117,8 @@ def test_weights_come_and_go_unchanged(
     expected = logits(theirs)
     assert expected.std() > 0.1
     assert (logits(ours) - expected).abs().max() < TOLERANCE
-    first, last = (Reader(commit.path) for commit in commits(run / "checkpoints"))
+    store = Store.open(run / "checkpoints")
+    first, last = map(store.reader, store.commits())
     assert (first.step, last.step) == (0, 2)
     assert not any(name.startswith("adamw") for name in first.names)
     assert last.read("adamw.m/embed.weight").any()

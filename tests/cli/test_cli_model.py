@@ -10,8 +10,7 @@ import torch
 import transformers
 from cli_runs import Cli, FinishedRun, write_job
 
-from meshwright.checkpoint.reader import Reader
-from meshwright.checkpoint.store import latest
+from meshwright.checkpoint.opening import newest
 from meshwright.plan.job import load_job
 from meshwright.train.nn.decoder import Decoder
 
@@ -38,9 +37,7 @@ def run(request: pytest.FixtureRequest, finished: FinishedRun) -> Path:
 
 def trained(run: Path) -> Decoder:
     """Our model with the weights of the last checkpoint."""
-    commit = latest(run / "checkpoints")
-    assert commit is not None
-    reader = Reader(commit.path)
+    reader = newest(run / "checkpoints")
     decoder = Decoder(load_job(run / "job.toml").model)
     weights = {
         name: torch.from_numpy(reader.read(f"param/{name}")) for name in decoder.state_dict()

@@ -12,7 +12,7 @@ import transformers
 from cli_runs import Cli, events, metrics, one_error_line
 
 from meshwright.base.events import Kind
-from meshwright.checkpoint.store import latest
+from meshwright.checkpoint.opening import newest
 from meshwright.plan.job import load_job
 from meshwright.ship.start import commit_read
 from meshwright.train.nn.decoder import Decoder
@@ -64,9 +64,7 @@ def test_routing_biases_are_exported_with_the_weights(
 ) -> None:
     cli.ok("train", write_moe_job(tmp_path / "job.toml", corpus, "sigmoid"), "--run-dir", "run")
     run = cli.cwd / "run"
-    saved = latest(run / "checkpoints")
-    assert saved is not None
-    read = commit_read(saved.path)
+    read = commit_read(newest(run / "checkpoints"))
     biases = [read(f"layers.{layer}.mlp.router.bias") for layer in range(2)]
     assert all(np.abs(bias).max() >= 0.5 for bias in biases), "one that chooses"
     ours = Decoder(load_job(run / "job.toml").model).eval()

@@ -25,8 +25,7 @@ from cli_runs import (
 )
 
 from meshwright.base.events import Kind
-from meshwright.checkpoint.reader import Reader
-from meshwright.checkpoint.store import commits
+from meshwright.checkpoint.opening import newest
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path)
 
 def assert_same_bits(run: Path, reference: Path) -> None:
     assert learning(run) == learning(reference)
-    ours, theirs = (Reader(commits(path / "checkpoints")[-1].path) for path in (run, reference))
+    ours, theirs = (newest(path / "checkpoints") for path in (run, reference))
     assert ours.step == theirs.step == STEPS
     assert ours.names == theirs.names
     for name in ours.names:
@@ -69,7 +68,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(stopped: StoppedRun) -> None:
     step = told["step"]
     assert 4 <= step < STEPS
     assert [row["step"] for row in metrics(stopped.path)] == list(range(1, step + 1))
-    assert commits(stopped.path / "checkpoints")[-1].step == step
+    assert newest(stopped.path / "checkpoints").step == step
     last_line = stopped.said.stderr.splitlines()[-1]
     assert last_line.startswith(f"stopped at step {step}; go on with: meshwright train ")
     assert "interrupted" in (stopped.path / "report.html").read_text()
@@ -127,7 +126,7 @@ def test_killed_at_once_and_resumed_has_the_same_bits(
         command.signal(signal.SIGKILL)
         assert command.end().returncode == -signal.SIGKILL
         assert all_end(left)
-    saved = commits(run / "checkpoints")[-1].step
+    saved = newest(run / "checkpoints").step
     cli.ok("train", run, "--resume")
     assert_same_bits(run, finished.path)
     assert events(run, Kind.RUN_STARTED)[-1]["resumed_from"] == saved

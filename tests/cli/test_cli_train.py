@@ -8,6 +8,7 @@ import pytest
 from cli_runs import ONE_PROCESS, STEPS, Cli, FinishedRun, events, lines, metrics
 
 from meshwright.base.events import Kind, Metrics
+from meshwright.checkpoint.store import Store
 from meshwright.plan.job import load_job
 
 
@@ -16,11 +17,12 @@ def test_run_directory_is_complete(finished: FinishedRun) -> None:
     names = {path.name for path in run.iterdir() if not path.name.startswith(".")}
     assert names == {
         *("job.toml", "plan.json", "data.json", "events.jsonl", "metrics.jsonl"),
+        "attempt",
         *("logs", "checkpoints", "model", "report.html"),
     }
     assert {path.name for path in (run / "logs").iterdir()} == {f"rank-{n}.log" for n in range(8)}
-    kept = sorted(path.name for path in (run / "checkpoints").iterdir())
-    assert kept == [f"step-{STEPS - 2:06d}", f"step-{STEPS:06d}"]
+    kept = [commit.step for commit in Store.open(run / "checkpoints").commits()]
+    assert kept[-2:] == [STEPS - 2, STEPS]
     assert load_job(run / "job.toml") == load_job(finished.job_file)
 
 

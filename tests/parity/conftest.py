@@ -18,7 +18,7 @@ from meshwright.plan.layout import Layout
 from meshwright.train.compare import Comparison, Limits, compare
 
 STEPS = 6
-ROWS_OF_A_CASE = 2  # by default; all of them where PARITY=all
+ROWS_OF_A_CASE = 1  # by default; all of them where PARITY=all
 HERE = Path(__file__).parent
 
 Compare = Callable[..., Comparison]
@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def engine() -> Iterator[LocalEngine]:
     """A launcher that can import this folder's entry points."""
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(HERE)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *([before] if before else [])])
     with LocalEngine.start("parity_workers") as warm:
         yield warm
     if before is None:

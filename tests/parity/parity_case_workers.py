@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import parity_expert_faults
@@ -13,6 +12,7 @@ from on_rank import batches_of, on_rank, sums_of, take_steps
 from torch import Tensor
 
 from meshwright.base.events import WorkerContext
+from meshwright.checkpoint.opening import StoreAt, newest
 from meshwright.data.order import MixedRows
 from meshwright.train.gradients import counts_here, gradient_divisor, vote
 from meshwright.train.mesh import Mesh
@@ -104,7 +104,7 @@ def silent_experts(context: WorkerContext) -> None:
             moe.router.bias[context.args["unused"]] = -1e3
         agreed = trainer.gradients(batches_of(context, trainer, 0))
         gradients = owned_gradients(trainer, 1 / agreed.tokens)
-        save(Path(context.args["save"]), 0, mesh, gradients, {})
+        save(StoreAt(context.args["save"]), 0, mesh, gradients, {})
         return [agreed.loss, agreed.grad_norm]
 
     on_rank(context, work)
@@ -167,7 +167,7 @@ def sample_ids(context: WorkerContext) -> None:
 
     def work(trainer: Trainer, _mesh: Mesh) -> Any:
         load = context.args.get("load")
-        for step in range(load_state(trainer, Path(load)) if load else 0, context.args["until"]):
+        for step in range(load_state(trainer, newest(load)) if load else 0, context.args["until"]):
             batches_of(context, trainer, step)
         return seen
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from on_rank import batches_of, each_step, on_rank
 from torch import Tensor
 
 from meshwright.base.events import WorkerContext
+from meshwright.checkpoint.opening import StoreAt, newest
 from meshwright.plan.experts import Placement
 from meshwright.plan.schedule import Action
 from meshwright.train.mesh import Mesh
@@ -26,7 +26,7 @@ def overflowing(context: WorkerContext) -> None:
     def work(trainer: Trainer, _mesh: Mesh) -> Any:
         args = context.args
         trainer.loss_scale = LossScale(args["scale"])
-        first = load_state(trainer, Path(args["load"])) if args.get("load") else 0
+        first = load_state(trainer, newest(args["load"])) if args.get("load") else 0
         scales, losses, applied = [], [], 0
         for taken in each_step(context, trainer, range(first, 30), rate_of=0):
             applied += taken.agreed.finite
@@ -46,7 +46,7 @@ def moving_experts(context: WorkerContext) -> None:
     def work(trainer: Trainer, _mesh: Mesh) -> Any:
         losses, moves = [], []
         load, until = context.args.get("load"), context.args["until"]
-        first = load_state(trainer, Path(load)) if load else 0
+        first = load_state(trainer, newest(load)) if load else 0
         held = [_held_experts(trainer)]
         for taken in each_step(context, trainer, range(first, until)):
             agreed = taken.agreed
@@ -62,7 +62,7 @@ def moving_experts(context: WorkerContext) -> None:
 
 
 def _save(context: WorkerContext, trainer: Trainer, step: int) -> None:
-    root = Path(context.args["save"])
+    root = StoreAt(context.args["save"])
     save(root, step, trainer.mesh, owned_state(trainer), trainer_meta(trainer))
 
 

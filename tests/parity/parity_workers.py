@@ -11,6 +11,7 @@ import torch
 from on_rank import batches_of, on_rank, sums_of, take_steps
 
 from meshwright.base.events import WorkerContext
+from meshwright.checkpoint.opening import StoreAt, newest
 from meshwright.data.store import open_store
 from meshwright.data.windows import Windows
 from meshwright.train.batches import held_out_batches
@@ -66,7 +67,7 @@ def initial_weights(context: WorkerContext) -> None:
     """Save the initial state to `args["save"]`; the digest of each local shard."""
 
     def work(trainer: Trainer, mesh: Mesh) -> Any:
-        save(Path(context.args["save"]), 0, mesh, owned_state(trainer), {})
+        save(StoreAt(context.args["save"]), 0, mesh, owned_state(trainer), {})
         return [_digest(group.master) for group in trainer.data.groups]
 
     on_rank(context, work)
@@ -100,10 +101,10 @@ def train_and_save(context: WorkerContext) -> None:
     def work(trainer: Trainer, mesh: Mesh) -> Any:
         first, load = 0, context.args.get("load")
         for _ in range(1 + bool(context.args.get("twice"))):
-            first = load_state(trainer, Path(load)) if load else 0
+            first = load_state(trainer, newest(load)) if load else 0
         steps = range(first, context.args["until"])
         votes = take_steps(context, trainer, steps)
-        save(Path(context.args["save"]), steps.stop, mesh, owned_state(trainer), {})
+        save(StoreAt(context.args["save"]), steps.stop, mesh, owned_state(trainer), {})
         settings, whole = trainer.job.optimizer, trainer.job.job.steps
         rates = [learning_rate(settings, step, whole) for step in steps]
         return [[v.loss, v.grad_norm, rate] for v, rate in zip(votes, rates, strict=True)]
@@ -117,11 +118,10 @@ def tied_copies(context: WorkerContext) -> None:
     def work(trainer: Trainer, mesh: Mesh) -> Any:
         take_steps(context, trainer, range(3))
         trained = _tied_digests(trainer)
-        root = Path(context.args["save"])
-        save(root, 3, mesh, owned_state(trainer), {})
-        mesh.wait_for_all()
+        at = StoreAt(context.args["save"])
+        save(at, 3, mesh, owned_state(trainer), {})
         trainer.initialise()
-        load_state(trainer, root / "step-000003")
+        load_state(trainer, newest(at.address))
         return [trained, _tied_digests(trainer)]
 
     on_rank(context, work)
@@ -147,7 +147,7 @@ def masked_step(context: WorkerContext) -> None:
             row[1 + kept :] = IGNORE
         agreed = trainer.gradients(batches)
         gradients = owned_gradients(trainer, 1 / agreed.tokens)
-        save(Path(context.args["save"]), 0, mesh, gradients, {})
+        save(StoreAt(context.args["save"]), 0, mesh, gradients, {})
         return [agreed.loss, agreed.tokens, agreed.grad_norm]
 
     on_rank(context, work)

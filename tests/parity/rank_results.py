@@ -9,8 +9,7 @@ from typing import Any
 
 from parity_jobs import on_layout
 
-from meshwright.checkpoint.reader import Reader
-from meshwright.checkpoint.store import latest
+from meshwright.checkpoint.opening import newest
 from meshwright.conduct import conductor
 from meshwright.conduct.conductor import Status
 from meshwright.conduct.local import LocalEngine
@@ -40,7 +39,5 @@ def run_on_ranks(
 
 def saved_tensors(root: Path) -> dict[str, bytes]:
     """The tensors of the newest checkpoint under `root`."""
-    commit = latest(root)
-    assert commit is not None
-    reader = Reader(commit.path)
+    reader = newest(root)
     return {name: reader.read(name).tobytes() for name in reader.names}

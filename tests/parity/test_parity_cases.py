@@ -17,7 +17,6 @@ from parity_jobs import BATCH, LAYOUTS, layout, model_job
 from rank_results import saved_tensors
 
 from meshwright.base.errors import ConfigError
-from meshwright.checkpoint.store import latest
 from meshwright.plan.job import check_resume
 from meshwright.plan.layout import Layout
 
@@ -124,9 +123,8 @@ def test_10_steps_and_5_plus_5_have_the_same_bits(
     shared = {"model": model, "tokens": str(tokens)}
     whole = on_ranks("train_and_save", how, **shared, until=10, save=str(tmp_path / "whole"))
     first = on_ranks("train_and_save", how, **shared, until=5, save=str(tmp_path / "half"))
-    half = latest(tmp_path / "half")
-    assert half is not None
-    again = {"load": str(half.path), "until": 10}
+    half = tmp_path / "half"
+    again = {"load": str(half), "until": 10}
     for twice in (False, True):
         save = tmp_path / f"resumed-{twice}"
         rest = on_ranks("train_and_save", how, **shared, **again, twice=twice, save=str(save))
@@ -140,10 +138,9 @@ def test_state_keeps_its_bits_from_2_2_1_to_1_1_4(
     shared = {"tokens": str(tokens)}
     source, target = Layout(dp_shard=2, tp=2, micro_batch=4), Layout(pp=4, micro_batch=4)
     on_ranks("train_and_save", source, "tied", **shared, until=2, save=str(tmp_path / "a"))
-    saved = latest(tmp_path / "a")
-    assert saved is not None
+    saved = tmp_path / "a"
     on_ranks(
-        "train_and_save", target, "tied", **shared, load=str(saved.path), until=2,
+        "train_and_save", target, "tied", **shared, load=str(saved), until=2,
         save=str(tmp_path / "b"),
     )  # fmt: skip
     before, after = saved_tensors(tmp_path / "a"), saved_tensors(tmp_path / "b")
@@ -158,10 +155,9 @@ def test_training_goes_on_under_another_layout(
     source, target = dense("hsdp2x2", 2), dense("tp2+spxpp2", 4)
     whole = on_ranks("train_and_save", source, **shared, until=4, save=str(tmp_path / "w"))
     on_ranks("train_and_save", source, **shared, until=2, save=str(tmp_path / "a"))
-    saved = latest(tmp_path / "a")
-    assert saved is not None
+    saved = tmp_path / "a"
     rest = on_ranks(
-        "train_and_save", target, **shared, load=str(saved.path), until=4, save=str(tmp_path / "b")
+        "train_and_save", target, **shared, load=str(saved), until=4, save=str(tmp_path / "b")
     )
     assert np.asarray(rest[0]) == pytest.approx(np.asarray(whole[0][2:]), rel=1e-4)
 
@@ -202,12 +198,11 @@ def test_5_plus_5_steps_see_the_samples_of_10(
     """The second five under the same layout, and under another."""
     shared, how = {"tokens": str(tokens)}, layout({"dp_shard": 2}, 2)
     on_ranks("train_and_save", how, **shared, until=5, save=str(tmp_path / "half"))
-    half = latest(tmp_path / "half")
-    assert half is not None
+    half = tmp_path / "half"
     whole, first = (
         on_ranks("parity_case_workers:sample_ids", how, **shared, until=n) for n in (10, 5)
     )
-    again = {"load": str(half.path), "until": 10}
+    again = {"load": str(half), "until": 10}
     rest = on_ranks("parity_case_workers:sample_ids", how, **shared, **again)
     assert [a + b for a, b in zip(first, rest, strict=True)] == whole
     other = on_ranks("parity_case_workers:sample_ids", layout(axes, 2), **shared, **again)

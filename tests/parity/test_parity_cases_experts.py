@@ -12,8 +12,8 @@ from parity_jobs import EXPERTS, job, layout
 from rank_results import run_on_ranks
 
 from meshwright.base.errors import ConfigError
+from meshwright.checkpoint.opening import newest
 from meshwright.checkpoint.reader import Reader
-from meshwright.checkpoint.store import latest
 from meshwright.conduct.local import LocalEngine
 from meshwright.plan.layout import Layout
 
@@ -156,7 +156,7 @@ def test_router_losses_do_not_depend_on_how_tokens_are_cut(
 @pytest.mark.parametrize("loss", ["aux_loss", "seq_aux_loss", "z_loss"])
 def test_a_coefficient_of_1e_2_is_not_one_of_0(gate: Gate, loss: str) -> None:
     without, with_loss = (
-        Reader(latest(gate.trace(job({**SMALL, loss: c}), layout({}, 1)) / "gradients").path)  # type: ignore[union-attr]
+        newest(gate.trace(job({**SMALL, loss: c}), layout({}, 1)) / "gradients")
         for c in (0.0, 1e-2)
     )
     name = f"gradient/{ROUTER}"
@@ -239,9 +239,7 @@ def test_experts_without_tokens_get_gradients_of_zero(
         found = run_on_ranks(
             engine, tmp_path, "parity_case_workers:silent_experts", job(SMALL), how, args
         )[0]
-        commit = latest(tmp_path / name)
-        assert commit is not None
-        return found, Reader(commit.path)
+        return found, newest(tmp_path / name)
 
     (expected, alone), (found, split) = step(layout({}, 1), "one"), step(layout(axes, 2), "split")
     assert found == pytest.approx(expected, rel=1e-5)

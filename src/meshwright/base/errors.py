@@ -3,6 +3,8 @@
 MeshwrightError
 ├── InputError          wrong input from the user: exit 2, one line, nothing written
 │   ├── ConfigError     a key of the job file or of the command line
+│   ├── NotFoundError   what was named is not there
+│   ├── ConflictError   what was asked does not go with how things are
 │   └── DataError       a corpus, token store or tokenizer that cannot be used
 │       └── DamagedError    a part of it is not what was built: a job may do without some
 ├── CheckpointError     a checkpoint that is absent, torn or does not fit
@@ -37,6 +39,14 @@ class ConfigError(InputError):
     def __init__(self, key: str, value: object, fix: str) -> None:
         self.key, self.value, self.fix = key, value, fix
         super().__init__(f"{key} = {value!r}: {fix}")
+
+
+class NotFoundError(InputError):
+    """No cluster, job, operation or other thing of that name."""
+
+
+class ConflictError(InputError):
+    """It cannot be done as things are now; `str()` says what would have to be done first."""
 
 
 class DataError(InputError):

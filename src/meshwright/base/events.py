@@ -35,7 +35,11 @@ class Kind(StrEnum):
     BAD_SAMPLE = "bad_sample"  # step, sample, what (is wrong with it); of the rank that read it
     BAD_SAMPLES = "bad_samples"  # step, bad (left out of this step), total (of the run so far)
     EVALUATED = "evaluated"  # step, loss, tokens, bigram_loss, unigram_loss
-    CHECKPOINT_COMMITTED = "checkpoint_committed"  # step, path, save_s
+    # step, path, commit (id), save_s (to the commit), blocked_s (of training); of the first rank
+    # bytes and stored_bytes; changes (commits of single steps since the last one told of);
+    # verified_step and verified_age_s of the newest commit that was read again, as a rehearsal
+    CHECKPOINT_COMMITTED = "checkpoint_committed"
+    CHECKPOINT_FAILED = "checkpoint_failed"  # step, error; training goes on
     RANK_LOST = "rank_lost"  # * rank, step, pid, signal or exit_code, log
     RUN_INTERRUPTED = "run_interrupted"  # * step: stopped on request, state saved
     RUN_FINISHED = "run_finished"  # * step, wall_s
@@ -43,7 +47,6 @@ class Kind(StrEnum):
     MODEL_EXPORTED = "model_exported"  # * path
     MEMBER_UP = "member_up"  # member, addresses: its listener is open (memory only)
     SPARE_READY = "spare_ready"  # member: it could take over now
-    PEER_GONE = "peer_gone"  # peer (member): its stream has ended (memory only; a hint, no verdict)
     EXECUTING = "executing"  # member, epoch, step: runs again after a new table (memory only)
     HELD = "held"  # member, epoch, step, error: has saved for another layout (memory only)
     TAKEOVER_DONE = "takeover_done"  # * epoch, ranks, cause, detected_s, takeover_s, step
@@ -55,6 +58,7 @@ class Kind(StrEnum):
     STRAGGLER = "straggler"  # * rank, member, busy_ratio (to the median of its like)
     CORRUPT = "corrupt"  # step, what, suspects (ranks), members, certain, redo (see agreement.py)
     QUARANTINED = "quarantined"  # * node, member and rank (null: the whole node), step, cause
+    NODE_BACK = "node_back"  # * node: its agent is there again after it was lost
     FALSE_ALARM = "false_alarm"  # * rank, member, step, what: a verdict that proved wrong
     ALERT = "alert"  # * what, node: seen once, nothing was done about it
     ADVICE = "advice"  # advice (one line); of the conductor, or of a rank, which names itself

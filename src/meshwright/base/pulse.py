@@ -30,7 +30,8 @@ _BODY = struct.Struct("=IIIQQQQQHH")
 _COUNT_BYTES = 4
 _COUNTS = RECORD_BYTES // _COUNT_BYTES  # places of a count in a record
 _MOST_OPEN = 0xFFFF  # operations under way; more are told as this many
-_TRIES = 100
+_TRIES = 10_000
+_UNMOVED = 100  # of them in which the record stays as it is
 
 
 class Phase(IntEnum):
@@ -239,12 +240,17 @@ class PulseReader:
         if not 0 <= member < self.members:
             raise IndexError(f"member {member}: the pulse has {self.members} records")
         front, body = member * _COUNTS, _body(member)
+        before, unmoved = (-1, -1), 0
         for _ in range(_TRIES):
             rear_count = self._counts[front + _COUNTS - 1]
             record = bytes(self._memory[body])
             front_count = self._counts[front]
-            if front_count == rear_count:
+            # Given up only on a writer that stands still: of one that goes on while we wait for a
+            # core, count and record may be of writes far apart.
+            unmoved = unmoved + 1 if (rear_count, front_count) == before else 0
+            if front_count == rear_count or unmoved == _UNMOVED:
                 break
+            before = rear_count, front_count
         return _pulse(rear_count, _BODY.unpack(record))
 
     def close(self) -> None:

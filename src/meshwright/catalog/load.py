@@ -56,6 +56,28 @@ def names(extra: Path | None = None) -> list[str]:
     return list(_shelf(extra).instances)
 
 
+def instance(word: str, extra: Path | None = None) -> schema.InstanceEntry:
+    """What the catalogue says of the instance `word`, by name or alias. Raises ConfigError."""
+    shelf = _shelf(extra)
+    name = shelf.instance_name(word)
+    if name is None:
+        hint = did_you_mean(word.lower(), shelf.instances)
+        hint = hint or f"; known: {', '.join(shelf.instances)}"
+        raise ConfigError("instance", word, "no such instance in the catalogue" + hint)
+    return shelf.instances[name][0]
+
+
+def aliases(name: str, extra: Path | None = None) -> list[str]:
+    """Other names of the instance called `name`; none for one that is not known."""
+    found = _shelf(extra).instances.get(name)
+    return list(found[0].aliases) if found else []
+
+
+def canonical_name(word: str, extra: Path | None = None) -> str | None:
+    """The name of the instance that `word` names by its name or an alias; None for none."""
+    return _shelf(extra).instance_name(word)
+
+
 def cluster(ref: str, extra: Path | None = None) -> Cluster:
     """The cluster that `ref` means: NAME:CHIPS. `extra` is a catalogue file of the user's.
 

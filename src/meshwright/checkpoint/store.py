@@ -1,218 +1,263 @@
-"""Commits of a training run's state in a folder: every rank writes a file, one rename publishes.
+"""A store of checkpoints: immutable packs of chunks, and branches of commits over them.
 
-    root/step-000100/       a commit: commit.json and rank-00000.safetensors, rank-00001...
-    root/step-000200.tmp/   being written, or left by a run that died: never read
-
-The order of a save is `begin` on one rank, `write_rank` on every rank, `commit` on one rank once
-all have written. Whatever moment a process dies at, `commits` lists whole commits only.
+store.json                              its id, and whether it is encrypted
+packs/<2 hex>/<digest>                  chunks one after another; named by its content
+parts/<attempt>/<rank>-of-<ranks>.json  what one rank wrote for an attempt
+branches/<branch>/<number>.json         a commit: creating this file publishes it
+tags/<name>.json   marks/<commit id>/   names of commits, what verification found
 """
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from uuid import uuid4
 
-import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from meshwright.base.errors import CheckpointError
+from meshwright.checkpoint import committer, history, lineage, retention
+from meshwright.checkpoint.ahead import read_ahead
+from meshwright.checkpoint.branches import Branches
+from meshwright.checkpoint.chunks import Array
+from meshwright.checkpoint.commits import Commit, CommitRecord, Place, place_of
+from meshwright.checkpoint.files import Files, ToldFiles, open_files
+from meshwright.checkpoint.history import Logged
+from meshwright.checkpoint.holding import STORE_FILE, Holding, Json, rooted, unrooted
+from meshwright.checkpoint.lineage import Stretch, TensorDiff
+from meshwright.checkpoint.marks import Marks, mark, read_marks
+from meshwright.checkpoint.parts import Attempt
+from meshwright.checkpoint.pieces import Piece
+from meshwright.checkpoint.reader import Reader
+from meshwright.checkpoint.retention import Collected, Policy
+from meshwright.checkpoint.seal import Plain, Seal
+from meshwright.checkpoint.stored import DamagedCommitError
+from meshwright.checkpoint.verifying import check
+from meshwright.checkpoint.writing import Encoding, PartWritten, write_part
 
-from meshwright.base.errors import CheckpointError, ConfigError
-from meshwright.checkpoint.pieces import FloatArray, Piece, check_cover
-from meshwright.checkpoint.record import (
-    RECORD_NAME,
-    Record,
-    Stored,
-    Tensor,
-    dump,
-    piece_from_json,
-    piece_to_json,
-    rank_file,
-)
-
-_COMMIT_NAME = re.compile(r"step-(\d{6,})")
-_TMP_NAME = re.compile(r"step-(\d{6,})\.tmp")
-
-
-@dataclass(frozen=True, order=True)
-class Commit:
-    """A published step."""
-
-    step: int
-    path: Path
+MAIN = "main"
+GRACE_S = 6 * 3600.0
 
 
-def begin(root: Path, step: int) -> Path:
-    """Make the empty folder that all ranks write step `step` into; what a dead run left goes.
+@dataclass(frozen=True)
+class Verified:
+    """A commit that was read whole: bytes of elements, and the time it took."""
 
-    Raises CheckpointError if the step is committed already or the folder cannot be made.
-    """
-    _refuse_committed(root, step)
-    folder = pending_dir(root, step)
-    try:
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise _unwritable(folder, error) from error
-    return folder
+    commit: Commit
+    bytes: int
+    seconds: float
 
 
-def write_rank(step_tmp_dir: Path, rank: int, tensors: Mapping[Piece, FloatArray]) -> Path:
-    """Write what `rank` holds, 1-D float32 arrays of `piece.size`, and wait until it is on disk.
+class Store:
+    """A store that is open. Any number of processes may use one at the same time."""
 
-    Raises CheckpointError if an array does not fit its piece or the file cannot be written.
-    """
-    for piece, data in tensors.items():
-        if data.dtype != np.float32 or data.shape != (piece.size,):
+    def __init__(self, holding: Holding) -> None:
+        self._holding = holding
+        self._branches = Branches(holding)
+        self._needs: retention.Needs = {}
+
+    @classmethod
+    def open(cls, address: str | Path, seal: Seal | None = None, create: bool = False) -> Store:
+        """The store at a path or at an address that fsspec knows. `create`: make one if there is
+        none. Raises CheckpointError."""
+        return cls.over(open_files(address), str(address), seal, create)
+
+    @classmethod
+    def over(
+        cls, files: Files, address: str, seal: Seal | None = None, create: bool = False
+    ) -> Store:
+        """The store that `files` hold. Raises CheckpointError."""
+        seal, told = seal or Plain(), ToldFiles(files, address.rstrip("/"))
+        if create:
+            made = {"id": uuid4().hex, "encrypted": not isinstance(seal, Plain)}
+            told.create(STORE_FILE, [rooted(made)])
+        try:
+            found = unrooted(f"{told.address}/{STORE_FILE}", told.read(STORE_FILE))
+        except FileNotFoundError:
             raise CheckpointError(
-                f"{piece.key}: got {data.dtype} of shape {data.shape}; "
-                f"a piece is float32 of shape ({piece.size},)"
+                f"{told.address}: no checkpoints here (no {STORE_FILE})"
+            ) from None
+        if found["encrypted"] == isinstance(seal, Plain):
+            raise CheckpointError(
+                f"{told.address}: is encrypted, and no key was given; set the key it was made with"
+                if found["encrypted"]
+                else f"{told.address}: is not encrypted, and a key was given; take another place"
             )
-    pieces = [[p.name, list(p.global_shape), *piece_to_json(p)] for p in tensors]
-    path = step_tmp_dir / rank_file(rank)
-    arrays = {piece.key: np.ascontiguousarray(data) for piece, data in tensors.items()}
-    try:
-        save_file(arrays, path, metadata={"pieces": json.dumps(pieces)})
-        _sync(path)
-    except (OSError, SafetensorError) as error:
-        raise _unwritable(path, error) from error
-    return path
+        return cls(Holding(told.address, found["id"], told, seal))
 
+    @property
+    def holding(self) -> Holding:
+        """Its files and its seal."""
+        return self._holding
 
-def commit(root: Path, step: int, meta: Mapping[str, Any], ranks: int) -> Commit:
-    """Check what `ranks` ranks wrote for `step` and publish it by one rename.
+    @property
+    def address(self) -> str:
+        """Where it is."""
+        return self._holding.address
 
-    `meta` is plain JSON that `Reader.meta` gives back (seed, data position, layout label, ...).
-    Raises CheckpointError if a rank's file is absent or torn, or if the pieces of a tensor do not
-    hold each of its elements exactly once; nothing is published then.
-    """
-    _refuse_committed(root, step)
-    folder, published = pending_dir(root, step), _commit_dir(root, step)
-    _check_files(folder, ranks)
-    record = Record(
-        step=step,
-        meta=meta,
-        file_bytes=tuple((folder / rank_file(rank)).stat().st_size for rank in range(ranks)),
-        tensors=_index(folder, ranks),
-    )
-    text = dump(record)
-    try:
-        (folder / RECORD_NAME).write_text(text)
-        _sync(folder / RECORD_NAME)
-        _sync(folder)
-        folder.rename(published)
-        _sync(root)
-    except OSError as error:
-        raise _unwritable(published, error) from error
-    return Commit(step, published)
+    def write_part(
+        self,
+        attempt: Attempt,
+        rank: int,
+        tensors: Mapping[Piece, Array],
+        encoding: Encoding | None = None,
+        base: Mapping[Piece, Array] | None = None,
+        like: Commit | None = None,
+    ) -> PartWritten:
+        """Write what `rank` holds: 1-D arrays of `piece.size`, which must not change meanwhile.
 
-
-def commits(root: Path) -> list[Commit]:
-    """All commits in `root`, oldest first. Empty if there are none, or no such folder."""
-    return sorted(
-        Commit(step, path)
-        for step, path in _folders(root, _COMMIT_NAME)
-        if (path / RECORD_NAME).is_file()
-    )
-
-
-def latest(root: Path) -> Commit | None:
-    """The newest commit, or None."""
-    return max(commits(root), default=None)
-
-
-def retain(root: Path, keep: int) -> list[Commit]:
-    """Delete all but the `keep` newest commits, and unpublished folders that are no newer than the
-    newest commit: no save can still be writing those. Returns what was deleted, oldest first."""
-    if keep < 1:
-        raise ConfigError("checkpoint.keep", keep, "at least 1: the newest commit always stays")
-    found = commits(root)
-    for step, path in _folders(root, _TMP_NAME):
-        if found and step <= found[-1].step:
-            shutil.rmtree(path)
-    for old in found[:-keep]:
-        # Renamed first: a kill inside the removal must not leave half a commit on the list.
-        doomed = pending_dir(root, old.step)
-        old.path.rename(doomed)
-        shutil.rmtree(doomed)
-    return found[:-keep]
-
-
-def _commit_dir(root: Path, step: int) -> Path:
-    return root / f"step-{step:06d}"
-
-
-def pending_dir(root: Path, step: int) -> Path:
-    return root / f"step-{step:06d}.tmp"
-
-
-def _folders(root: Path, name: re.Pattern[str]) -> list[tuple[int, Path]]:
-    if not root.is_dir():
-        return []
-    matches = ((name.fullmatch(path.name), path) for path in root.iterdir() if path.is_dir())
-    return [(int(match[1]), path) for match, path in matches if match]
-
-
-def _refuse_committed(root: Path, step: int) -> None:
-    if _commit_dir(root, step).exists():
-        raise CheckpointError(
-            f"{_commit_dir(root, step)}: step {step} is committed and commits are never "
-            "overwritten; resume from it, or delete the folder"
+        `base`: the state that the parent commit holds, if the encoding makes this one relative to
+        it. `like`: a commit whose chunks are used again where they are equal; the parent's are, if
+        there is one. None are of what was found damaged, or may share that. Raises CheckpointError,
+        also if it would be relative to a bad commit; nothing of the part is seen then.
+        """
+        encoding, marks = encoding or Encoding(), self.marks()
+        parent = self._parent(attempt)
+        if parent is None and like is not None:
+            parent, base = self.reader(like), None
+        if parent is not None and base is not None and encoding.update is not None:
+            lineage.refuse_bad(parent, marks.bad)
+        elif parent is not None and not marks.trust(parent.commit.id):
+            parent = None
+        if parent is None:
+            return write_part(self._holding, attempt, rank, tensors, encoding)
+        depth = parent.commit.depth
+        return write_part(
+            self._holding, attempt, rank, tensors, encoding, base, parent.rows_for(rank), depth
         )
 
+    def commit(
+        self,
+        attempt: Attempt,
+        meta: Json,
+        branch: str = MAIN,
+        deadline_s: float = 0.0,
+        follows: Callable[[Commit], bool] = lambda _: True,
+    ) -> Commit:
+        """Publish what all ranks wrote for an attempt; again gives the same commit. It goes on from
+        the head of the branch, if that `follows`.
 
-def _check_files(folder: Path, ranks: int) -> None:
-    expected = {rank_file(rank) for rank in range(ranks)}
-    present = {path.name for path in folder.glob("*")} - {RECORD_NAME}
-    if missing := sorted(expected - present):
-        raise CheckpointError(
-            f"{folder}: {len(missing)} of {ranks} ranks wrote nothing ({', '.join(missing[:8])}); "
-            "commit only after every rank has written"
+        `meta` is plain JSON that `Reader.meta` gives back. Raises LateError, which names the ranks
+        that have not written after `deadline_s` seconds, and CheckpointError if the parts do not
+        hold each element of each tensor exactly once, or if the branch is no longer at the parent.
+        """
+        return committer.commit(
+            self._holding, self._branches, attempt, meta, branch, deadline_s, follows
         )
-    if unexpected := sorted(present - expected):
+
+    def committed(self, attempt: str, branch: str = MAIN) -> Commit | None:
+        """The commit of the attempt of that name, if there is one. May be asked often."""
+        return self._branches.made(branch, attempt)
+
+    def commits(self, branch: str = MAIN, bad: bool = False) -> list[Commit]:
+        """The commits of a branch's line, oldest first; those marked as bad only if `bad`."""
+        return self._branches.line(branch) if bad else self._branches.good_line(branch)
+
+    def head(self, branch: str = MAIN) -> Commit | None:
+        """The newest of `commits`, or None."""
+        return self._branches.head(branch)
+
+    def find(self, word: str) -> Commit:
+        """The commit of a tag, the head of a branch, `branch@step`, a step, or the beginning of an
+        id. Raises CheckpointError if there is none, or more than one."""
+        return history.find(self._holding, self._branches, word)
+
+    def log(self, branch: str = MAIN) -> list[Logged]:
+        """Everything that a branch has recorded, newest first, also what is damaged or left."""
+        return history.log(self._holding, self._branches, branch)
+
+    def last(self, branch: str = MAIN) -> int:
+        """The number of the newest record of a branch, 0 if there is none."""
+        return self._branches.next(branch) - 1
+
+    def branches(self) -> list[str]:
+        """Names of all branches."""
+        return self._branches.names()
+
+    def start_branch(self, name: str, commit: Commit) -> None:
+        """Begin a branch at a commit. Raises CheckpointError if there is one of that name."""
+        history.start_branch(self._branches, name, commit)
+
+    def rollback(self, commit: Commit, branch: str = MAIN) -> None:
+        """Make `commit` the head of a branch again. An attempt that goes on from a later one is
+        refused from now on. Raises CheckpointError if the branch is being written to."""
+        history.rollback(self._branches, branch, commit)
+
+    def tag(self, name: str, commit: Commit) -> None:
+        """Name a commit, which keeps it. Raises CheckpointError if another has that name."""
+        history.tag(self._holding, name, commit)
+
+    def untag(self, name: str) -> None:
+        """Remove a tag, if it is there."""
+        history.untag(self._holding, name)
+
+    def tags(self) -> dict[str, str]:
+        """The commit's id of each tag."""
+        return history.tags(self._holding)
+
+    def diff(self, old: Commit, new: Commit) -> list[TensorDiff]:
+        """Which tensors differ, and by how much."""
+        return lineage.diff(self.reader(old), self.reader(new))
+
+    def lineage(self, commit: Commit) -> list[Stretch]:
+        """The samples that made a commit, oldest first."""
+        line = self._branches.line(commit.branch, commit.seq)
+        return lineage.lineage([self.reader(one) for one in line])
+
+    def verify(self, commit: Commit) -> Verified:
+        """Read all of a commit and mark it as verified, or as bad. Raises DamagedCommitError."""
+        start = time.perf_counter()
+        try:
+            checked = check(self.reader(commit), to_the_end=False)
+            for damage in checked.damages:
+                raise damage
+        except DamagedCommitError as error:
+            mark(self._holding, commit.id, "bad", str(error))
+            raise
+        mark(self._holding, commit.id, "verified")
+        return Verified(commit, checked.bytes, time.perf_counter() - start)
+
+    def mark_bad(self, commit: Commit, why: str) -> None:
+        """Leave a commit out of `commits` from now on, until it is verified."""
+        mark(self._holding, commit.id, "bad", why)
+
+    def marks(self) -> Marks:
+        """Which commits were found verified and bad, and when."""
+        return read_marks(self._holding)
+
+    def retain(self, policy: Policy, branch: str | None = None) -> list[Commit]:
+        """Remove the commits that the policy does not keep, of one branch or of all: those. `gc`
+        frees their bytes.
+
+        Nothing goes before a newer commit of its branch was verified. Raises CheckpointError."""
+        return retention.retain(self._holding, self._branches, policy, branch)
+
+    def gc(self, grace_s: float = GRACE_S) -> Collected:
+        """Remove files that no commit needs and that are older than `grace_s` seconds, which a save
+        must not take. Raises CheckpointError, and removes nothing, if a commit is damaged."""
+        return retention.collect(self._holding, self._branches, grace_s, time.time(), self._needs)
+
+    def reader(self, commit: Commit) -> Reader:
+        """What a commit holds. Raises CheckpointError if it is not there any more."""
+        return self._open(place_of(commit))
+
+    def _open(self, place: Place) -> Reader:
+        record = self._branches.record(place.branch, place.seq)
+        if isinstance(record, CheckpointError):
+            raise record
+        if not isinstance(record, CommitRecord) or record.commit.id != place.id:
+            raise CheckpointError(
+                f"{self.address}: {place.branch}@{place.step} ({place.id[:8]}) is not here any more"
+            )
+        holding = replace(self._holding, files=read_ahead(self._holding.files))
+        return Reader(holding, record, self._open)
+
+    def _parent(self, attempt: Attempt) -> Reader | None:
+        if attempt.parent is None:
+            return None
+        if commit := self._branches.find(attempt.parent):
+            return self.reader(commit)
         raise CheckpointError(
-            f"{folder}: {', '.join(unexpected[:8])} does not belong to {ranks} ranks; "
-            "start the save with an empty folder"
+            f"{self.address}: commit {attempt.parent}, which step {attempt.step} goes on from, "
+            "is not here"
         )
-
-
-def _index(folder: Path, ranks: int) -> dict[str, Tensor]:
-    """Where each tensor lies, from the headers of all files, checked for exact cover."""
-    held: dict[str, list[Stored]] = {}
-    for rank in range(ranks):
-        for piece in _written_pieces(folder / rank_file(rank)):
-            held.setdefault(piece.name, []).append(Stored(rank, piece))
-    for stored in held.values():
-        check_cover([one.piece for one in stored])
-    return {
-        name: Tensor(stored[0].piece.global_shape, tuple(one for one in stored if one.piece.size))
-        for name, stored in sorted(held.items())
-    }
-
-
-def _written_pieces(path: Path) -> list[Piece]:
-    try:
-        with safe_open(path, framework="np") as file:
-            rows = json.loads(file.metadata()["pieces"])
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: torn or foreign file ({error}); save again") from error
-    return [piece_from_json(name, shape, row) for name, shape, *row in rows]
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or the entries of a folder, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _unwritable(path: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{path}: cannot be written ({error}); free space or mend permissions")

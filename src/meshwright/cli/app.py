@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import TextIO
 
 import typer
@@ -12,15 +13,20 @@ from meshwright.base.errors import MeshwrightError
 from meshwright.cli import (
     calibrate,
     check,
+    checkpoint,
+    cluster,
+    cluster_scripts,
     data,
     drill,
     dryrun,
     generate,
     job,
+    jobs,
     plan,
     predict,
     report,
     train,
+    up,
     validate,
 )
 from meshwright.cli import run as run_command
@@ -29,7 +35,6 @@ app = typer.Typer(
     name="meshwright",
     help="Plan, run and keep alive the training of very large models.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command("train")(train.train)
@@ -40,8 +45,13 @@ app.command("dryrun")(dryrun.dryrun)
 app.command("calibrate")(calibrate.calibrate)
 app.command("report")(report.report)
 app.command("drill")(drill.drill)
+app.command("up")(up.up)
+cluster_scripts.add_to(cluster.cluster)
+app.add_typer(cluster.cluster, name="cluster")
+jobs.add_to(job.job)
 app.add_typer(job.job, name="job")
 app.add_typer(data.data, name="data")
+app.add_typer(checkpoint.checkpoint, name="checkpoint")
 app.command("run", context_settings=run_command.CONTEXT)(run_command.run)
 app.command("generate")(generate.generate)
 app.command("validate")(validate.validate)
@@ -49,8 +59,13 @@ app.command("validate")(validate.validate)
 
 def run() -> int:
     """Run the command that `sys.argv` names; the exit code."""
+    return exit_code(lambda: app(standalone_mode=False))
+
+
+def exit_code(command: Callable[[], int | None]) -> int:
+    """Of `command`; what it raises is one line on stderr. KeyboardInterrupt passes."""
     try:
-        status: int | None = app(standalone_mode=False)
+        status = command()
     except MeshwrightError as error:
         return _complain(str(error), error.exit_code)
     except typer.TyperException as error:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from meshwright.base.errors import RunError
+from meshwright.checkpoint.opening import StoreAt
 from meshwright.cli.corpus import prepare_job
 from meshwright.cli.options import AsJson, Overrides, log_console, print_json
 from meshwright.cli.start import first_weights, refuse_bad_start
@@ -44,13 +45,13 @@ class TokenSource(Protocol):
 @dataclass(frozen=True)
 class Tracing:
     """What traces that are to be compared share: `steps` steps on `data`, run by `engine` from the
-    checkpoint `start` (None: weights of their own), until `stop_requests` counts one."""
+    commit `start` (None: weights of their own), until `stop_requests` counts one."""
 
     engine: LocalEngine
     data: TokenSource
     steps: int
     stop_requests: Callable[[], int]
-    start: Path | None = None
+    start: str | None = None
 
 
 def check(
@@ -85,7 +86,7 @@ def check_layout(job: Job, layout: Layout, shared: Tracing, scratch: Path) -> Co
 
     Raises RunError if either run fails, KeyboardInterrupt if it was asked to stop.
     """
-    shared = replace(shared, start=first_weights(job, scratch / "start"))
+    shared = replace(shared, start=first_weights(job, StoreAt(str(scratch / "start"))))
     for name, how in (("reference", one_process(layout)), ("layout", layout)):
         trace(job, how, shared, scratch / name)
     return compare(scratch / "reference", scratch / "layout", Limits())
@@ -131,7 +132,7 @@ def trace(
         "out_dir": str(folder),
     }
     if shared.start is not None:
-        args["start_from"] = str(shared.start)
+        args["start_from"] = shared.start
     with RunDir.create_at(folder) as rundir:
         outcome = conductor.run(
             shared.engine, rundir, entry, layout.world, args, lambda _: None, shared.stop_requests

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
@@ -25,6 +26,7 @@ from meshwright.data.store import TokenStore, bring
 from meshwright.plan.job import Job
 
 _AT_ONCE = 1 << 20  # tokens of them that are read together
+_LEFT_OUT = 1 << 14  # tokens at most around an edge of what is damaged
 _COUNTED = 1 << 24  # tokens of sources that were built, from which the simplest models are counted
 
 
@@ -139,11 +141,22 @@ def _heads(stores: Sequence[TokenStore], shares: Sequence[float], tolerant: bool
     for store, share in zip(stores, shares, strict=True):
         stop = min(int(share * _COUNTED), store.n_tokens)
         for first in range(0, stop, _AT_ONCE):
-            try:
-                bring(store.tokens, [(first, min(first + _AT_ONCE, stop))])
-                heads.append(store.tokens[first : min(first + _AT_ONCE, stop)])
-            except DamagedError:
-                if not tolerant:
-                    raise
-    tokens = np.concatenate(heads) if heads else np.zeros(1, np.int64)
+            heads += _whole(store, first, min(first + _AT_ONCE, stop), tolerant)
+    tokens = np.concatenate(heads) if heads else np.zeros(2, np.int64)
     return TokenStore(stores[0].prefix, tokens, np.array([0, tokens.size]))
+
+
+def _whole(
+    store: TokenStore, first: int, stop: int, tolerant: bool
+) -> list[npt.NDArray[np.integer]]:
+    """Tokens [first, stop) in pieces, but for those around what is damaged if `tolerant`."""
+    try:
+        bring(store.tokens, [(first, stop)])
+        return [store.tokens[first:stop]]
+    except DamagedError:
+        if not tolerant:
+            raise
+    if stop - first <= _LEFT_OUT:
+        return []
+    middle = (first + stop) // 2
+    return _whole(store, first, middle, tolerant) + _whole(store, middle, stop, tolerant)

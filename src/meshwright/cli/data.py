@@ -23,7 +23,10 @@ data = typer.Typer(
 
 data.command("trial")(trial)
 
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="What `data build` has built.")]
+Build = Annotated[
+    str,
+    typer.Argument(metavar="BUILD", help="What `data build` has built: a folder, or an address."),
+]
 
 
 @data.command("build")
@@ -88,12 +91,12 @@ def build(
 
 @data.command("inspect")
 def inspect(
-    folder: Folder,
+    build: Build,
     seq_len: Annotated[int, typer.Option(min=1, help="Tokens of a packed row.")] = 2048,
     as_json: AsJson = False,
 ) -> int:
     """Say what a build holds: documents, lengths, licences, how it packs."""
-    document = described(folder, seq_len)
+    document = described(build, seq_len)
     if as_json:
         print_json(document)
         return 0
@@ -105,13 +108,13 @@ def inspect(
 
 
 @data.command("verify")
-def verify(folder: Folder, as_json: AsJson = False) -> int:
+def verify(build: Build, as_json: AsJson = False) -> int:
     """Read a build whole and compare it with its manifest; exit 1 where it differs."""
-    found = list(faults(folder))
+    found = list(faults(build))
     if as_json:
         print_json({"whole": not found, "faults": found})
     else:
-        for line in found or [f"{folder}: every byte is as it was built"]:
+        for line in found or [f"{build}: every byte is as it was built"]:
             typer.echo(line)
     return 1 if found else 0
 

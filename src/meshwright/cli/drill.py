@@ -18,7 +18,7 @@ from rich.console import Console
 
 from meshwright.base.config import to_toml
 from meshwright.base.errors import ConfigError, InputError, RunError, did_you_mean
-from meshwright.checkpoint.store import latest
+from meshwright.cli.commits import store_of_run
 from meshwright.cli.drill_plan import (
     GAP_STEPS,
     KINDS,
@@ -53,12 +53,14 @@ def drill(
     """Run a job twice, without faults and with, and compare the weights bit for bit."""
     console = log_console()
     job = drill_job(load_job(target, override), faults)
+    every = job.checkpoint.every
+    assert every != "auto"  # a drill has set it
     planned = plan_faults(
         faults,
         seed,
         job.layout.world,
         job.cluster.nodes,
-        job.checkpoint.every,
+        every,
         Kept.of(job).job(job).resilience.redundancy in ("mirror", "shadow", "parity"),
         **({} if kinds is None else {"kinds": parse_kinds(kinds)}),
     )
@@ -101,10 +103,14 @@ def drill_job(job: Job, faults: int) -> Job:
     resilience = {"on_no_spare": "wait", "max_takeovers": 10 * faults + 20}
     spares = max(job.cluster.spares, _SPARES)
     steps = max(job.job.steps, steps_for(faults))
-    every = min(job.checkpoint.every, GAP_STEPS)  # for faults in the middle of one
+    asked = job.checkpoint.every
+    every = (
+        GAP_STEPS if asked == "auto" else min(asked, GAP_STEPS)
+    )  # for faults in the middle of one
     return job.model_copy(
         update={
-            "checkpoint": job.checkpoint.model_copy(update={"every": every}),
+            # Each of the two runs has a store of its own.
+            "checkpoint": job.checkpoint.model_copy(update={"every": every, "store": ""}),
             "job": job.job.model_copy(update={"steps": steps}),
             "cluster": job.cluster.model_copy(update={"spares": spares}),
             "resilience": job.resilience.model_copy(update=resilience),
@@ -147,13 +153,14 @@ def play(job: Path, run: Path, planned: Sequence[DrillFault]) -> Path:
         adopt = True
 
 
-def weights(run: Path) -> list[str]:
-    """What the last checkpoint of a run holds, as one hash a rank."""
-    commit = latest(run / "checkpoints")
+def weights(run: Path) -> dict[str, str]:
+    """What the last checkpoint of a run holds, as one hash a tensor."""
+    at = store_of_run(run)
+    commit = at.head()
     if commit is None:
         raise RunError(f"{run}: left no checkpoint to compare")
-    files = sorted(commit.path.glob("rank-*"))
-    return [sha256(file.read_bytes()).hexdigest() for file in files]
+    reader = at.open().reader(commit)
+    return {name: sha256(reader.read(name).tobytes()).hexdigest() for name in reader.names}
 
 
 def lines(document: dict[str, Any]) -> list[str]:

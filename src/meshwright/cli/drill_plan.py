@@ -14,12 +14,14 @@ from meshwright.conduct.limits import quantile
 
 PHASES = ("forward", "backward", "reduce", "vote", "optimizer", "mirror", "checkpoint")
 _HARMS = ("kill", "segfault", "freeze")
-_PLACES = ("cut link", "kill agent", "kill conductor")
+_CUTS = ("cut data", "cut both")  # of a node from all others; "both": from the conductor as well
+_PLACES = ("cut link", "kill agent", "kill conductor", *_CUTS)
+_TAKE_TWO_NODES = ("kill agent", *_CUTS)
 KINDS = (*_HARMS, "slow", "corrupt", *_PLACES)
 GAP_STEPS = 10  # between two faults: the next spare gets warm meanwhile
 _FIRST_STEP = 4
 _EACH_PLACE = 5  # one fault in so many is not of a member
-_EXPECT_TAKEOVER = (*_HARMS, "corrupt", "kill agent")
+_EXPECT_TAKEOVER = (*_HARMS, "corrupt", "kill agent", *_CUTS)
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,17 @@ def plan_faults(
     about as often; a member is a victim once, since what took its rank has another number."""
     dice = random.Random(seed)
     harms = [kind for kind in kinds if kind not in _PLACES]
-    if nodes == 1 and not set(kinds) - {"kill agent"}:
-        raise ConfigError("--kinds", "kill agent", "takes two nodes; set cluster.nodes = 2")
-    places = [kind for kind in kinds if kind in _PLACES and (nodes > 1 or kind != "kill agent")]
+    if nodes == 1 and set(kinds) <= set(_TAKE_TWO_NODES):
+        raise ConfigError("--kinds", kinds[0], "takes two nodes; set cluster.nodes = 2")
+    places = [
+        kind for kind in kinds if kind in _PLACES and (nodes > 1 or kind not in _TAKE_TWO_NODES)
+    ]
     phases = [phase for phase in PHASES if mirrors or phase != "mirror"]
     victims = dice.sample(range(world), world)
     moments = [(kind, phase) for phase in phases for kind in harms]
     dice.shuffle(moments)
     dice.shuffle(places)
+    places.sort(key=lambda kind: kind in _CUTS)  # after them ranks are elsewhere
     faults: list[DrillFault] = []
     for index in range(count):
         step = _FIRST_STEP + index * GAP_STEPS + dice.randrange(3)
@@ -70,6 +75,8 @@ def plan_faults(
             places.append(kind := places.pop(0))
             node = None if kind == "kill conductor" else dice.randrange(nodes)
             faults.append(DrillFault(kind, step, node=node))
+            if kind in _CUTS:
+                victims.clear()
             continue
         kind, phase = moments[index % len(moments)]
         if phase == "checkpoint":
@@ -136,7 +143,9 @@ def account(
                 takeover_s=done["takeover_s"] if done else None,
                 next_commit_s=_next_commit_s(done, metrics_ts) if done else None,
                 lost_steps=sum(event["lost_steps"] for event in mine),
-                survived=last > fault.step and (done is not None or not expected),
+                survived=last > fault.step
+                and (done is not None or not expected)
+                and not (fault.kind in _CUTS and len(mine) > 1),
                 done=_what_was_done(fault, done, events),
             )
         )

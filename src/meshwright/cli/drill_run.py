@@ -36,8 +36,10 @@ _SIGNALS = {"segfault": signal.SIGSEGV, "freeze": signal.SIGSTOP}
 class Chaos:
     """Does harm from outside, at the steps that are planned."""
 
-    def __init__(self, run: Path, faults: list[DrillFault], done: int) -> None:
-        self._notes = run / NOTES
+    def __init__(
+        self, run: Path, faults: list[DrillFault], done: int, longest_stall_s: float
+    ) -> None:
+        self._notes, self._longest_stall_s = run / NOTES, longest_stall_s
         self._faults = faults
         self._left = [fault for fault in faults if fault.armed is None][done:]
 
@@ -65,6 +67,11 @@ class Chaos:
         match fault.kind:
             case "cut link":
                 fleet.cut(fault.node or 0, _CUT_S)
+            case "cut data":
+                fleet.sever(fault.node or 0, _CUT_S)
+            case "cut both":  # for longer than any lease
+                fleet.sever(fault.node or 0, 2 * self._longest_stall_s)
+                fleet.cut(fault.node or 0, 2 * self._longest_stall_s)
             case "kill agent":
                 if (pid := fleet.pid(fault.node or 0)) is not None:
                     os.kill(pid, signal.SIGKILL)
@@ -79,7 +86,7 @@ def main() -> int:
     plan = json.loads(Path(sys.argv[1]).read_text())
     run, job = Path(plan["run"]), load_job(Path(plan["job"]))
     faults = [DrillFault(**fields) for fields in plan["faults"]]
-    chaos = Chaos(run, faults, _brought_about(run))
+    chaos = Chaos(run, faults, _brought_about(run), job.resilience.longest_stall_s)
     console = Console(stderr=True)
     with StopSignals() as signals, start_engine(job) as engine:
         data = prepare_job(job, console)

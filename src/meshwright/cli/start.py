@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from meshwright.checkpoint.opening import StoreAt
 from meshwright.plan.job import Job
 
 
@@ -16,11 +17,11 @@ def refuse_bad_start(job: Job) -> None:
         read_hf(Path(job.model.hf))
 
 
-def first_weights(job: Job, root: Path) -> Path | None:
-    """The weights of `model.hf` as step 0 of the checkpoints in `root`; None where a run draws its
+def first_weights(job: Job, at: StoreAt) -> str | None:
+    """The weights of `model.hf` as step 0 of a store, as `STORE#ID`; None where a run draws its
     own. Raises CheckpointError if they cannot be read or written."""
     if not job.model.hf:
         return None
     from meshwright.ship.start import start_commit
 
-    return start_commit(Path(job.model.hf), root).path
+    return at.where(start_commit(Path(job.model.hf), at))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +12,12 @@ import typer
 from rich.console import Console
 
 from meshwright.base.errors import InputError, RunError
+from meshwright.checkpoint.commits import Commit
+from meshwright.checkpoint.opening import StoreAt
 from meshwright.checkpoint.reader import Reader
-from meshwright.checkpoint.store import Commit, latest
+from meshwright.cli.commits import as_asked, refuse_bad_store, store_of_run
 from meshwright.cli.corpus import JobData, prepare_job
+from meshwright.cli.elsewhere import here_again, parse_here, tell_elsewhere
 from meshwright.cli.options import AsJson, Overrides, log_console, print_json
 from meshwright.cli.session import (
     IDENTITY_FILE,
@@ -24,12 +28,17 @@ from meshwright.cli.session import (
 )
 from meshwright.cli.start import refuse_bad_start
 from meshwright.conduct.conductor import Outcome, Status
+from meshwright.conduct.fleet import Fleet
+from meshwright.conduct.local import LocalEngine
 from meshwright.conduct.rundir import RunDir, living_agents
 from meshwright.conduct.signals import StopSignals
+from meshwright.conduct.stores import store_of
 from meshwright.data.rows import check_goes_on, open_rows
 from meshwright.plan.job import Job, check_resume, load_job
 from meshwright.watch.history import read_run
 from meshwright.watch.summary import summary
+
+EngineOf = Callable[[Job, frozenset[int] | None], LocalEngine | Fleet]
 
 _RUNS = Path("runs")
 _INTERRUPTED = 130
@@ -42,26 +51,52 @@ def train(
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", help="Folder of the new run; default runs/NAME-N.")
     ] = None,
+    nodes_here: Annotated[
+        str | None,
+        typer.Option(
+            "--nodes-here",
+            metavar="N,...",
+            help="Nodes of this machine, or none; default all. "
+            "`meshwright job agent` starts the others.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Train the model of a job file, or go on with a run that was stopped."""
-    console = log_console()
     if resume and run_dir:
         raise InputError("--run-dir: a resumed run keeps its folder; leave one of the two out")
+    return train_by(start_engine, target, override, resume, run_dir, nodes_here, as_json)
+
+
+def train_by(
+    engine_of: EngineOf,
+    target: Path,
+    override: list[str] | None = None,
+    resume: bool = False,
+    run_dir: Path | None = None,
+    nodes_here: str | None = None,
+    as_json: bool = False,
+) -> int:
+    """The same, by what `engine_of` starts the workers with."""
+    console = log_console()
     with StopSignals() as signals:
         if resume:
-            outcome, run = _go_on(target, override, console, signals)
+            outcome, run = _go_on(engine_of, target, override, nodes_here, console, signals)
         else:
-            outcome, run = _start(target, override, run_dir, console, signals)
+            outcome, run = _start(
+                engine_of, target, override, run_dir, nodes_here, console, signals
+            )
     if as_json:
         print_json(summary(read_run(run)))
     return _conclude(run, outcome, console)
 
 
 def _start(
+    engine_of: EngineOf,
     job_file: Path,
     override: list[str] | None,
     run_dir: Path | None,
+    nodes_here: str | None,
     console: Console,
     signals: StopSignals,
 ) -> tuple[Outcome, Path]:
@@ -70,45 +105,83 @@ def _start(
     job = load_job(job_file, override)
     if run_dir:
         RunDir.refuse_taken(run_dir)  # before the data, which may take a while
-    with start_engine(job) as engine:  # imports torch while the data is prepared
+    here = parse_here(job, nodes_here)
+    with engine_of(job, here) as engine:  # imports torch while the data is prepared
         refuse_bad_start(job)
+        refuse_bad_store(job)
         data = prepare_job(job, console)
         made = RunDir.create_at(run_dir) if run_dir else RunDir.create(_RUNS, job.job.name)
         with made as rundir:
+            tell_elsewhere(rundir.path, job, here, console)
             session = Session(engine, rundir, job, data, console, signals)
             return session.run(None), rundir.path
 
 
 def _go_on(
-    run: Path, override: list[str] | None, console: Console, signals: StopSignals
+    engine_of: EngineOf,
+    run: Path,
+    override: list[str] | None,
+    nodes_here: str | None,
+    console: Console,
+    signals: StopSignals,
 ) -> tuple[Outcome, Path]:
     with RunDir.open_existing(run) as rundir:
         job = load_job(run / "job.toml", override)
         check_resume(load_job(run / "job.toml"), job)
+        here = here_again(run) if nodes_here is None else parse_here(job, nodes_here)
         if living_agents(run):
-            return _adopt(run, rundir, job, override, console, signals), run
-        checkpoint = latest(rundir.checkpoints)
+            outcome = _adopt(engine_of, run, rundir, job, override, here, console, signals)
+            return outcome, run
+        at = store_of(job, run)
+        with as_asked():
+            checkpoint = at.head()
         if checkpoint is None:
-            raise InputError(f"{run}: has no checkpoint yet; start it anew from its job file")
+            raise _nothing_saved(run, at)
         done = checkpoint.step >= job.job.steps
         if done and ((run / MODEL_FOLDER).is_dir() or why_not_exported(job)):
             raise InputError(
                 f"{run}: has done all of job.steps = {job.job.steps}; "
                 f"go further with -o job.steps={2 * job.job.steps}"
             )
-        with start_engine(job) as engine:  # only for a run that will be gone on with
+        with engine_of(job, here) as engine:  # only for a run that will be gone on with
+            tell_elsewhere(run, job, here, console)
             data = prepare_job(job, console)
             _refuse_changed_data(run, data)
-            _refuse_other_position(job, data, checkpoint)
-            session = Session(engine, rundir, job, data, console, signals)
-            return (session.finish() if done else session.run(checkpoint.path)), run
+            _refuse_other_position(job, data, at.open().reader(checkpoint))
+            begun = at.open().last(at.branch)
+            checkpoint = _newest_good(run, at, console)
+            session = Session(engine, rundir, job, data, console, signals, begun=begun)
+            done = checkpoint.step >= job.job.steps  # it may be an earlier one
+            return (session.finish() if done else session.run(checkpoint)), run
+
+
+def _nothing_saved(run: Path, at: StoreAt) -> InputError:
+    return InputError(
+        f"{run}: has no checkpoint on branch {at.branch}; start it anew from its job file, "
+        "or the branch by meshwright checkpoint branch"
+    )
+
+
+def _newest_good(run: Path, at: StoreAt, console: Console) -> Commit:
+    """What to go on from, read whole; says what is wrong with what is newer."""
+    found = at.newest_good()
+    lines = [f"{commit} is damaged, and not used: {why}" for commit, why in found.bad]
+    if found.repaired:
+        lines.append(f"repaired from {at.replica}: {', '.join(found.repaired)}")
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if found.commit is None:
+        raise _nothing_saved(run, at)
+    return found.commit
 
 
 def _adopt(
+    engine_of: EngineOf,
     run: Path,
     rundir: RunDir,
     job: Job,
     override: list[str] | None,
+    here: frozenset[int] | None,
     console: Console,
     signals: StopSignals,
 ) -> Outcome:
@@ -118,7 +191,7 @@ def _adopt(
             f"-o {override[0]}: the workers of {run} still train, and keep the job they began "
             "with; leave it out, or stop the run first"
         )
-    with start_engine(job) as engine:
+    with engine_of(job, here) as engine:
         data = prepare_job(job, console)
         _refuse_changed_data(run, data)
         return Session(engine, rundir, job, data, console, signals, adopt=True).run(None)
@@ -137,12 +210,12 @@ def _refuse_changed_data(run: Path, data: JobData) -> None:
             )
 
 
-def _refuse_other_position(job: Job, data: JobData, checkpoint: Commit) -> None:
+def _refuse_other_position(job: Job, data: JobData, checkpoint: Reader) -> None:
     """The workers would refuse it too, but only after they have been started."""
     reading = job.data.reading(job.cluster.processes)
     rows = open_rows(data.train_prefix, job.data, job.job.seed, data.end_of_text, reading)
     sample = checkpoint.step * job.data.global_batch
-    check_goes_on(rows, Reader(checkpoint.path).meta, sample)
+    check_goes_on(rows, checkpoint.meta, sample)
 
 
 def _conclude(run: Path, outcome: Outcome, console: Console) -> int:
@@ -157,7 +230,7 @@ def _conclude(run: Path, outcome: Outcome, console: Console) -> int:
                 f"model:  {run / MODEL_FOLDER}",
                 f'try:    meshwright generate {name} --prompt "def "',
             ]
-    elif latest(run / "checkpoints") is None:
+    elif store_of_run(run).head() is None:
         lines = [f"stopped at step {outcome.step}, before anything was saved; start it anew"]
     else:
         unsaved = f" ({outcome.error})" if outcome.error else ""

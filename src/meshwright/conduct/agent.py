@@ -4,8 +4,12 @@ conductor.
 It is one loop that only ever waits in `select`, without threads, for the reason that
 `launcher.py` gives. When the conductor is gone its members run on: what they say is kept until a
 conductor has taken it, and `conductor.json` is read anew at each attempt to reach one. Members end
-with their agent (the kernel sees to it), and an agent that can neither renew its lease nor see its
-members get on ends them.
+with their agent (the kernel sees to it).
+
+An agent that can neither renew its lease nor see its members get on stops them: from then on they
+run no instruction, so that others may have their ranks. They are not ended, for it may be that the
+machine of the conductor is lost, and they hold the state. The next conductor that takes a heartbeat
+has by then had those killed that it has given up; the others go on.
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ from meshwright.conduct.beats import encode_sample
 from meshwright.conduct.brood import Brood
 from meshwright.conduct.hosts import own_hosts, this_machine
 from meshwright.conduct.lease import lapsed
-from meshwright.conduct.rundir import ADDRESS_FILE, lock_agent
+from meshwright.conduct.reach import Tries
+from meshwright.conduct.rundir import ADDRESS_FILE, lock_agent, mark_done
 from meshwright.conduct.wire import Caller, Link
 
 LOOK_S = 0.02  # between two looks at all members
@@ -37,9 +42,8 @@ _GLANCE_S = 0.005  # between two glances at who is dying
 _DIAL_S = 0.2  # between two attempts to reach a conductor, and the most that one may take
 _ANSWER_S = 2.0  # for a conductor that was reached to prove itself
 _ORPHAN_S = 60.0  # without members and conductor: how long to keep what was said
-_OF_THE_MOMENT = frozenset(
-    {Kind.PROGRESS, Kind.PEER_GONE, Kind.LINK}
-)  # of no use to a later conductor
+_HELD_LEASES = 480.0  # so long members are kept that are stopped: a conductor waits as long
+_OF_THE_MOMENT = frozenset({Kind.PROGRESS, Kind.LINK})  # of no use to a later conductor
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,10 @@ class Agent:
         now_s = time.monotonic()
         self._renewed_s = self._progress_s = self._alone_s = now_s
         self._looked_s = self._beat_s = self._dialed_s = 0.0
+        self._tries: Tries | None = None
+        self._severed = -1, 0.0  # a node that a drill has cut off, and until when
         self._steps: dict[int, tuple[int, ...]] = {}
+        self._stopped_s: float | None = None  # since when the members are stopped
         self._dials = 0  # which of the conductor's addresses is next
         self._done = False
 
@@ -79,6 +86,7 @@ class Agent:
                 self._turn()
         finally:
             self._brood.end_all()
+        mark_done(self._lock)
 
     def _turn(self) -> None:
         self._wait()
@@ -99,6 +107,26 @@ class Agent:
             self._seek(now_s)
         elif now_s - self._beat_s >= (LOOK_S if self._brood.is_stopped() else HEARTBEAT_S):
             self._beat(now_s)
+        self._try(now_s)
+
+    def _reach(self, request: dict[str, Any]) -> None:
+        """Try to reach other nodes."""
+        if self._tries is not None:
+            self._tries.close()
+        now_s, (gone, until_s) = time.monotonic(), self._severed
+        places = {int(node): [(h, p) for h, p in of] for node, of in request["places"].items()}
+        severed = [
+            n for n in places if now_s < until_s and (n == gone) != (self._home.node == gone)
+        ]
+        self._tries = Tries(request["at"], places, now_s, severed)
+
+    def _try(self, now_s: float) -> None:
+        """Say which nodes are not reached, once that is known."""
+        if self._tries is not None and (missing := self._tries.missing(now_s)) is not None:
+            if self._link is not None:
+                said = {"at": self._tries.asked_s, "missing": sorted(missing)}
+                self._link.send({"event": "reach", **said})
+            self._tries = None
 
     def _wait(self) -> None:
         poller = select.poll()
@@ -159,8 +187,9 @@ class Agent:
     def _beat(self, now_s: float) -> None:
         assert self._link is not None
         self._beat_s = now_s
-        samples = [encode_sample(sample) for sample in self._brood.samples()]
-        self._link.send({"event": "beat", "n": self._count, "at": now_s, "samples": samples})
+        samples = [encode_sample(s) for s in self._brood.samples() if self._stopped_s is None]
+        told = {"at": now_s, "epoch": self._brood.epoch, "samples": samples}
+        self._link.send({"event": "beat", "n": self._count, **told})
 
     def _hear(self) -> None:
         link = self._link
@@ -186,6 +215,9 @@ class Agent:
                 self._lease_s = request["lease_s"]
                 while self._kept and self._kept[0]["n"] <= request["n"]:
                     self._kept.popleft()
+                if self._stopped_s is not None:
+                    self._stopped_s = None
+                    self._brood.resume()
             case "launch":
                 self._launch(request)
             case "order":
@@ -193,6 +225,11 @@ class Agent:
             case "signal":
                 number = signal.Signals[request["signal"]]
                 self._brood.signal(number, request.get("members"))
+            case "reach":
+                self._reach(request)
+            case "sever":
+                self._severed = request["node"], time.monotonic() + request["seconds"]
+                self._brood.order(request, None)
             case "quit":
                 self._done = True
 
@@ -222,7 +259,11 @@ class Agent:
         steps = self._brood.progress()
         if steps != self._steps or self._brood.at_work():
             self._steps, self._progress_s = steps, now_s
-        if lapsed(now_s, self._renewed_s, self._progress_s, self._lease_s):
+        if self._stopped_s is None:
+            if lapsed(now_s, self._renewed_s, self._progress_s, self._lease_s):
+                self._stopped_s = now_s
+                self._brood.signal(signal.SIGSTOP, None)
+        elif now_s - self._stopped_s > _HELD_LEASES * self._lease_s:
             self._brood.signal(signal.SIGKILL, None)
         if self._link is not None:
             if now_s - self._renewed_s > self._lease_s / 3:  # cut without a word

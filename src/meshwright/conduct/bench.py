@@ -27,15 +27,19 @@ class Bench:
     step_log: StepLog = field(default_factory=StepLog)
     links: LinkLog = field(default_factory=LinkLog)
     evaluate_quiet_s: float = 0.0  # the longest silence in an evaluation that ended
+    _epochs: dict[int, int] = field(default_factory=dict)  # of the table each node goes by
     _path_lost_s: float = float("-inf")
     _progress: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)
     _named: set[int] = field(default_factory=set)
     _condemned: dict[int, Sample] = field(default_factory=dict)
     _roles: dict[int, str] = field(default_factory=dict)
 
-    def take(self, node: int, beat: Sequence[Sequence[Any]], state: State) -> tuple[bool, bool]:
-        """Take in what an agent says of its members: whether any has got on since the last time,
-        and whether any has completed a step."""
+    def take(
+        self, node: int, beat: Sequence[Sequence[Any]], epoch: int, state: State
+    ) -> tuple[bool, bool]:
+        """Take in what an agent says of its members, which it has given the table of `epoch`:
+        whether any has got on since the last time, and whether any has completed a step."""
+        self._epochs[node] = epoch
         roles, stepped = self._roles_of(state), False
         rank_of = {member: rank for rank, member in enumerate(state.table)}
         seen: dict[int, tuple[int, ...]] = {}
@@ -104,9 +108,11 @@ class Bench:
         return LinksSeen(self.links.slow(), self.links.cut(state.living())), lost
 
     def verdicts(self, state: State, now_s: float) -> list[Verdict]:
-        """Who holds the run up. Where not everybody can be seen, only who is frozen."""
+        """Who holds the run up. Where not everybody can be seen, or was told of the table that is
+        out, only who is frozen: before that they waited for one who has been lost."""
         seen = [self.samples[number] for number in state.living() if self._is_seen(number, state)]
-        everybody = {sample.member for sample in seen} >= set(state.table)
+        told = [s.member for s in seen if self._epochs[state.members[s.member].node] == state.epoch]
+        everybody = set(told) >= set(state.table)
         return [
             verdict
             for verdict in judge(seen, state.limits)

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fcntl import F_SETPIPE_SZ, fcntl
 from pathlib import Path
 from typing import Any
@@ -189,15 +189,22 @@ class Brood:
 
     # --- what they are told
 
+    @property
+    def epoch(self) -> int:
+        """Of the newest table that the members were given; 0: of none."""
+        return 0 if self.table is None else int(self.table["epoch"])
+
     def order(self, line: dict[str, Any], members: Sequence[int] | None) -> None:
         """Tell `members`, or all of them. A table that is not newer than the last is dropped."""
         if line.get("op") == "table":
-            if self.table is not None and line["epoch"] <= self.table["epoch"]:
+            if line["epoch"] <= self.epoch:
                 return
             self.table = line
             held = {member: int(rank) for rank, member in line["members"].items()}
             for child in self._children.values():
                 child.watch = Watch(held.get(child.member), child.member, "")
+                if child.sample is not None:
+                    child.sample = replace(child.sample, quiet_s=0.0, state_s=0.0)
         for child in self._chosen(members):
             child.orders.send(line)
 
@@ -212,6 +219,12 @@ class Brood:
         for child in self._chosen(members):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(child.pidfd, number)
+
+    def resume(self) -> None:
+        """Let all go on that were stopped; how long they have been quiet counts anew."""
+        for child in self._children.values():
+            child.watch, child.sample = Watch(child.watch.rank, child.member, ""), None
+        self.signal(signal.SIGCONT, None)
 
     def _chosen(self, members: Sequence[int] | None) -> list[_Child]:
         if members is None:

@@ -131,6 +131,7 @@ class _Conductor:
     begun_s: float = field(default_factory=time.monotonic)
     asked: int = 0
     saved_step: int | None = None
+    unsaved: set[int] = field(default_factory=set)
     step_of_rank: dict[int, int] = field(default_factory=dict)
     log_start_bytes: dict[int, int] = field(default_factory=dict)
 
@@ -172,6 +173,10 @@ class _Conductor:
             self.step = message["step"]
             self.rundir.append_metrics(message)
             self.on_event(message)
+        elif kind == Kind.CHECKPOINT_FAILED:  # where a disk is full, every rank says so
+            if message["step"] not in self.unsaved:
+                self.unsaved.add(message["step"])
+                self.store(message)
         else:
             self.store(message)
 

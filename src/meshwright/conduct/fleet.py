@@ -11,7 +11,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +76,21 @@ class _Agent:
     instance: str = ""
     link: Link | None = None
     taken: int = 0  # reports up to this one have been taken
+    members: set[int] = field(default_factory=set)  # that it was told to launch
 
 
 class Fleet:
     """All agents of one run. A context manager: leaving it leaves no process behind."""
 
-    def __init__(self, preload: str) -> None:
+    def __init__(
+        self,
+        preload: str,
+        here: frozenset[int] | None = None,
+        nursery: WarmProcess | None = None,
+    ) -> None:
+        self.here = here
         self._hosts = own_hosts(os.environ)
-        self._nursery = WarmProcess("meshwright.conduct.nursery", preload, [], [])
+        self._nursery = nursery or WarmProcess("meshwright.conduct.nursery", preload, [], [])
         self._listeners: list[socket.socket] = []
         self._doors: dict[Door, float] = {}
         self._agents: dict[int, _Agent] = {}
@@ -95,10 +102,11 @@ class Fleet:
         self.generation = 0  # how many conductors the run had before this one
 
     @classmethod
-    def start(cls, preload: str) -> Fleet:
-        """Start to import the module `preload`; returns at once. Raises InputError if an address
-        of this machine is wrong."""
-        return cls(preload)
+    def start(cls, preload: str, here: frozenset[int] | None = None) -> Fleet:
+        """Start to import the module `preload`; returns at once. The agents of the nodes `here` are
+        started by this process, those of all others by somebody on their machine (`outpost.py`);
+        None: all are here. Raises InputError if an address of this machine is wrong."""
+        return cls(preload, here)
 
     def __enter__(self) -> Fleet:
         return self
@@ -123,13 +131,18 @@ class Fleet:
         addresses = [listener.getsockname()[:2] for listener in self._listeners]
         said = {"address": addresses[0], "addresses": addresses, "pid": os.getpid()}
         said["generation"] = self.generation
+        said |= {"here": None if self.here is None else sorted(self.here)}
+        said |= {"machine": this_machine()}
         rundir.write_text(ADDRESS_FILE, json.dumps(said))
 
     def spawn(self, node: int, lease_s: float) -> None:
         """Start an agent; one of that node that may still live is killed, and never let in again.
+        Nothing happens where somebody else starts it.
 
         Raises RunError if the process that forks them has died.
         """
+        if self.here is not None and node not in self.here:
+            return
         self._forget(node)
         home = Home(node, str(self._run), self._secret, lease_s)
         answer = self._nursery.ask({"op": "spawn", **asdict(home)}, "spawned", timeout_s=30.0)
@@ -154,6 +167,8 @@ class Fleet:
         agent = self._agents.get(node)
         if agent is not None and agent.link is not None:
             agent.link.send(request)
+            if request["op"] == "launch":
+                agent.members |= {member for member, _ in request["members"]}
 
     def send_all(self, request: Mapping[str, Any]) -> None:
         """Tell every agent that can be reached."""
@@ -193,6 +208,13 @@ class Fleet:
         if agent is not None and agent.link is not None:
             agent.link.broken = True
 
+    def sever(self, node: int, seconds: float) -> None:
+        """Have members of a node and of all others cut off from each other for a while, as if their
+        network were broken; lines to agents are not."""
+        if (agent := self._agents.get(node)) is not None:
+            broken = {"members": sorted(agent.members), "seconds": seconds}
+            self.send_all({"op": "sever", "node": node, **broken})
+
     # --- what is heard
 
     def poll(self, timeout_s: float) -> list[Heard]:
@@ -226,7 +248,7 @@ class Fleet:
             with contextlib.suppress(BlockingIOError):
                 while True:
                     sock, _ = listener.accept()
-                    self._doors[Door(Link(sock), self._secret)] = now_s
+                    self._doors[Door(Link(sock), self._secret, self._admits)] = now_s
         heard: list[Heard] = []
         for door, since_s in list(self._doors.items()):
             hello = door.answer()
@@ -234,18 +256,20 @@ class Fleet:
                 del self._doors[door]
                 heard += self._welcome(door.link, hello)
             elif door.link.broken or now_s - since_s > _STRANGER_S:
-                _log.warning("refused a connection that did not prove itself")
+                if not door.proven:
+                    _log.warning("refused a connection that did not prove itself")
                 door.link.close()
                 del self._doors[door]
         return heard
+
+    def _admits(self, hello: dict[str, Any]) -> bool:
+        """Not while the line is cut: who got an answer would take its lease for renewed."""
+        return time.monotonic() >= self._cut_until_s.get(hello.get("node", -1), 0.0)
 
     def _welcome(self, link: Link, hello: dict[str, Any]) -> list[Heard]:
         node = hello.get("node")
         if not isinstance(node, int):
             self._asking.append(link)
-            return []
-        if time.monotonic() < self._cut_until_s.get(node, 0.0):
-            link.close()
             return []
         if hello["instance"] in self._banned:
             link.send({"op": "quit"})
@@ -261,6 +285,7 @@ class Fleet:
         if agent.link is not None:
             agent.link.close()
         agent.link, agent.instance = link, hello["instance"]
+        agent.members |= set(hello["launched"])
         return [Hello(node, hello)]
 
     def _read(self, node: int, agent: _Agent) -> list[Heard]:

@@ -14,7 +14,9 @@ from meshwright.conduct.protocol import Exit, Message, member_log_path, signal_n
 from meshwright.conduct.rundir import RunDir
 
 # A member that takes over rank 0 says all since the last checkpoint again.
-_ONCE_A_STEP = frozenset({Kind.EVALUATED, Kind.CHECKPOINT_COMMITTED, Kind.STEP_SKIPPED})
+_ONCE_A_STEP = frozenset(
+    {Kind.EVALUATED, Kind.CHECKPOINT_COMMITTED, Kind.CHECKPOINT_FAILED, Kind.STEP_SKIPPED}
+)
 
 
 @dataclass

@@ -32,7 +32,7 @@ class Limits:
     checkpoint_s: float  # in a checkpoint, where one call may write gigabytes
     takeover_s: float  # in a takeover
     start_s: float  # a worker that was started and has not said that it is up
-    lease_agent_s: float  # an agent without its conductor ends its ranks
+    lease_agent_s: float  # an agent without its conductor stops its ranks
     lease_conductor_s: float  # a conductor without the agent gives its ranks away
     stop_s: float  # workers asked to stop finish their step and save
 
@@ -79,7 +79,7 @@ def limits(
         checkpoint_s=max(4 * longest_stall_s, hang_s, _STEPS_OF_SILENCE * checkpoint_s),
         takeover_s=max(longest_stall_s, hang_s),
         start_s=4 * longest_stall_s,
-        lease_agent_s=lease_s / 2,  # over, with its ranks ended, long before anyone else acts
+        lease_agent_s=lease_s / 2,  # over, with its ranks stopped, long before anyone else acts
         lease_conductor_s=lease_s,
         stop_s=max(2 * longest_stall_s, hang_s),
     )

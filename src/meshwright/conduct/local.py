@@ -29,14 +29,14 @@ class LocalEngine(WarmProcess):
     Start it on a thread that lives as long as the run: the launcher dies with that thread.
     """
 
-    def __init__(self, preload: str) -> None:
+    def __init__(self, preload: str, module: str = "meshwright.conduct.launcher") -> None:
         self._events, event_fd = os.pipe()
         fcntl(event_fd, F_SETPIPE_SZ, _PIPE_BYTES)
         os.set_blocking(self._events, False)
         self._message_lines = LineBuffer()
         try:
             options = ["--event-fd", str(event_fd)]
-            super().__init__("meshwright.conduct.launcher", preload, options, [event_fd])
+            super().__init__(module, preload, options, [event_fd])
         finally:
             os.close(event_fd)
 
@@ -44,6 +44,11 @@ class LocalEngine(WarmProcess):
     def start(cls, preload: str) -> Self:
         """Start a launcher that imports the module `preload`; returns at once."""
         return cls(preload)
+
+    @classmethod
+    def start_either(cls, preload: str) -> Self:
+        """The same, but a `Fleet` may have it for its nursery instead."""
+        return cls(preload, "meshwright.conduct.forker")
 
     def launch(
         self,

@@ -1,4 +1,5 @@
-"""What the conductor of a run that survives knows, hears and does: the words of `takeover.decide`.
+"""What the conductor of a run that survives knows and hears, the words of `takeover.decide`; what
+follows from it is in `actions.py`.
 
 A member is one worker process, numbered once and for ever. A rank is a place in the layout. The
 table says which member holds which rank; each new table has a higher epoch, and what belongs to an
@@ -17,13 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Literal
+from typing import Literal
 
-from meshwright.base.events import Kind
 from meshwright.conduct.limits import Limits
 from meshwright.conduct.links import SlowLink
 from meshwright.conduct.places import Shapes
 from meshwright.conduct.protocol import Exit
+from meshwright.conduct.reach import Reached
 from meshwright.plan.resilience import Keeping
 
 
@@ -143,6 +144,7 @@ class State:
         default_factory=dict
     )  # the spare of each rank, if it has one
     epoch_floor: int = 0  # no conductor gives an epoch that an earlier one has given
+    member_floor: int = 0  # nor a number of a member
     executing: Mapping[int, int] = field(default_factory=dict)  # last step done, by member
     returned: frozenset[int] = frozenset()
     losses: tuple[Loss, ...] = ()  # not yet made good
@@ -154,11 +156,14 @@ class State:
     wanted: int | None = None  # replicas that were asked for
     resized_from: int | None = None  # replicas before the table that is out
     resize_s: float = 0.0  # when that was decided
+    goal: int | None = None  # replicas before the run shrank for want of chips
     relayout: Relayout | None = None  # that was asked for
     relaid: Relayout | None = None  # that the table which is out begins
     table_void: bool = False  # the table that is out leads nowhere: it is given out anew
     slow_links: frozenset[tuple[int, int]] = frozenset()  # by their two nodes
     cut_links: Mapping[tuple[int, int], float] = field(default_factory=dict)  # and since when
+    asked_s: float = float("-inf")  # when agents were asked which nodes they reach
+    reached: Mapping[int, frozenset[int]] = field(default_factory=dict)  # by node, whom it does not
     told_links: frozenset[tuple[int, int]] = frozenset()  # that an alert has told of
     advised: frozenset[tuple[int, int]] = frozenset()  # that nothing can be done about
     moved_step: int = -2  # when a rank left a slow link
@@ -171,7 +176,15 @@ class State:
     @property
     def next_member(self) -> int:
         """The number of the next member to be launched."""
-        return max(self.members, default=-1) + 1
+        return max(max(self.members, default=-1) + 1, self.member_floor)
+
+    @property
+    def chips(self) -> int:
+        """How many members could run at once, if all nodes were there."""
+        slots = sum(node.slots for node in self.nodes.values() if not node.banned)
+        return slots - sum(
+            not self.nodes[self.members[number].node].banned for number in self.quarantined
+        )
 
     def living(self) -> list[int]:
         """Members that are not known to be dead."""
@@ -335,7 +348,10 @@ class LinksSeen:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed."""
+    """Time has passed. All that came before `heard_until_s` has been heard; None: all that came. A
+    conductor that was kept from running has heard nobody, which says nothing about them."""
+
+    heard_until_s: float | None = None
 
 
 Event = (
@@ -358,67 +374,7 @@ Event = (
     | TableLost
     | StopAsked
     | LinksSeen
+    | Reached
     | Limits
     | Tick
 )
-
-
-@dataclass(frozen=True)
-class SendTable:
-    """Tell every member who holds which rank; `lost` ranks have a member without the state.
-    `dp_replicate` is set where the layout changes; `moved` ranks are given away for safety;
-    `shadows` has the spare that shadows each rank. `through`: all "save" their state in memory and
-    wait, or "load" it in another layout."""
-
-    epoch: int
-    members: tuple[int, ...]
-    lost: tuple[int, ...]
-    dp_replicate: int | None = None
-    moved: tuple[int, ...] = ()
-    through: Literal["save", "load"] | None = None
-    shadows: Mapping[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Kill:
-    """SIGKILL to one member."""
-
-    member: int
-
-
-@dataclass(frozen=True)
-class KillAll:
-    """SIGKILL to every member."""
-
-
-@dataclass(frozen=True)
-class StopMembers:
-    """Ask these members to end."""
-
-    members: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Fork a new member."""
-
-    node: int
-    member: int
-
-
-@dataclass(frozen=True)
-class Revive:
-    """Start an agent for a node again."""
-
-    node: int
-
-
-@dataclass(frozen=True)
-class Record:
-    """Write an event down."""
-
-    kind: Kind
-    fields: Mapping[str, Any] = field(default_factory=dict)
-
-
-Action = SendTable | Kill | KillAll | StopMembers | Launch | Revive | Record

@@ -140,6 +140,7 @@ def adopted(
         fresh,
         table=table,
         shadows={int(rank): number for rank, number in newest.get("shadows", {}).items()},
+        goal=newest.get("goal"),
         members=members,
         stage=Stage.TAKING_OVER,
         epoch=newest["epoch"],

@@ -66,8 +66,10 @@ def resized(job: Job, replicas: int) -> Job:
 
 
 def _runs(job: Job, replicas: int) -> bool:
+    # A size takes the redundancy that it can have: a single replica has no twins.
+    resilience = job.resilience.model_copy(update={"redundancy": "auto"})
     try:
-        check_job(resized(job, replicas))
+        check_job(resized(job.model_copy(update={"resilience": resilience}), replicas))
     except ConfigError:
         return False
     return True

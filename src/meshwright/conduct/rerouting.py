@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from meshwright.base.events import Kind
-from meshwright.conduct.around import around, beside
+from meshwright.conduct.around import Ends, around, beside
 from meshwright.conduct.members import Stage
+from meshwright.conduct.reach import ANSWER_S, Probe, unreached
 from meshwright.conduct.staffing import Staffing
 
 _STEPS_APART = 2  # moves of two ranks: by then all has a copy elsewhere again
@@ -28,17 +31,56 @@ class Rerouting(Staffing):
         found = around(state.table, node_of, cut_s, ready, state.shadows)
         if found == {}:
             return False
-        if found is not None and all(self._has_copy(rank, found) for rank in found):
-            self._move(found)
-            self.put(takeovers=(*state.takeovers, self.now_s))
+        if not self._has_asked(cut_s):
             return True
-        node = beside(state.table, node_of, cut_s)[0]
-        since_s = min(s for ends, s in cut_s.items() if node in ends)
-        if self.now_s - since_s > state.limits.longest_stall_s:
-            for number in state.table:
-                if node_of[number] == node:
-                    self.doom(number, f"node {node} is cut off", self.now_s - since_s)
+        far = {ends for ends in self.far() if all(map(self._is_heard, ends))}
+        cut_s = {**dict.fromkeys(far, state.asked_s), **cut_s}
+        found = around(state.table, node_of, cut_s, ready, state.shadows)
+        if found and all(self._has_copy(rank, found) for rank in found):
+            for rank in found:
+                node = node_of[state.table[rank]]
+                since_s = min(s for ends, s in cut_s.items() if node in ends)
+                self.lose(state.table[rank], f"node {node} is cut off", since_s)
+            self.put(history=state.history)  # not the fault of the rank or of its step
+            self._move(found)
+            return True
+        self._give_up_a_side(cut_s)
         return False
+
+    def _give_up_a_side(self, cut_s: Mapping[Ends, float]) -> None:
+        """Give up the ranks of one node that is cut off, if all that they hold is elsewhere: one at
+        a time, and none before the links have been cut for long since."""
+        state, node_of = self.state, self.nodes_of_members()
+        for node in beside(state.table, node_of, cut_s):
+            ranks = [rank for rank, number in enumerate(state.table) if node_of[number] == node]
+            near = {rank: spare for rank, spare in state.shadows.items() if node_of[spare] != node}
+            if all(self._has_copy(rank, {r: near.get(r, -1) for r in ranks}) for rank in ranks):
+                since_s = max(
+                    min(s for ends, s in cut_s.items() if node in ends),
+                    max(state.takeovers, default=0.0),
+                )
+                if self.now_s - since_s > state.limits.longest_stall_s:
+                    for rank in ranks:
+                        cause = f"node {node} is cut off"
+                        self.doom(state.table[rank], cause, self.now_s - since_s)
+                return
+
+    def _has_asked(self, cut_s: Mapping[Ends, float]) -> bool:
+        """Whether it is known which nodes reach each other, or will not be: else the agents are
+        asked, anew for a link of which they did not know."""
+        known = unreached(self.state.reached)
+        newest_s = max((s for ends, s in cut_s.items() if ends not in known), default=0.0)
+        if self.state.asked_s < newest_s:
+            there = [n for n, node in self.state.nodes.items() if node.alive and node.linked]
+            self.put(asked_s=self.now_s, reached={})
+            self.actions.append(Probe(self.now_s, tuple(there)))
+        state, since_s = self.state, max(self.state.asked_s, max(self.state.cut_links.values()))
+        late = [
+            number
+            for number, node in state.nodes.items()
+            if node.linked and not (number in state.reached and self._is_heard(number))
+        ]
+        return not late or self.now_s - since_s >= ANSWER_S
 
     def leave_slow(self) -> bool:
         """Have the ranks behind a slow link move, one at a time: what a rank holds has a copy on
@@ -74,7 +116,9 @@ class Rerouting(Staffing):
             return True
         kept = state.rules.keeping([node_of[number] for number in state.table])
         staying = {
-            other: kept.wards(other) for other in range(len(state.table)) if other not in moving
+            other: kept.wards(other)
+            for other, number in enumerate(state.table)
+            if other not in moving and state.members[number].holds
         }
         return kept.source(rank, staying) is not None
 

@@ -25,6 +25,7 @@ from meshwright.conduct.protocol import Message, encode
 ADDRESS_FILE = "conductor.json"  # where agents of a run that survives find its conductor
 SECRET_FILE = ".secret"  # by which they know each other
 _AGENT_LOCK = ".agent-"
+_DONE = b"done\n"
 _ENVELOPE = ("ts", "kind", "rank")  # of a worker's message; not part of a line of metrics
 
 
@@ -157,6 +158,11 @@ class RunDir:
         except (OSError, ValueError, KeyError):
             return 0
 
+    def next_member(self) -> int:
+        """A number that no member of a run that survives has had."""
+        found = (re.fullmatch(r"member-([0-9]+)\.log", log.name) for log in self.logs.iterdir())
+        return max((int(name[1]) + 1 for name in found if name), default=0)
+
     def last_step(self) -> int:
         """The last step with metrics; 0 if none."""
         return max((line["step"] for line in read_lines(self.metrics)), default=0)
@@ -201,7 +207,19 @@ def lock_agent(run: Path, node: int) -> int:
     """The descriptor by which the agent of `node` shows that it lives."""
     lock = os.open(run / f"{_AGENT_LOCK}{node}", os.O_RDWR | os.O_CREAT, 0o644)
     fcntl.flock(lock, fcntl.LOCK_EX)
+    os.ftruncate(lock, 0)
     return lock
+
+
+def mark_done(lock: int) -> None:
+    """Show that an agent ends because nothing is left to do."""
+    os.pwrite(lock, _DONE, 0)
+
+
+def is_done(run: Path, node: int) -> bool:
+    """Whether the last agent of `node` has ended so."""
+    path = run / f"{_AGENT_LOCK}{node}"
+    return path.exists() and path.read_bytes() == _DONE
 
 
 def living_agents(run: Path) -> list[int]:

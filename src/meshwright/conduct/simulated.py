@@ -87,6 +87,7 @@ class SimAgent:
     hear: Callable[[dict[str, Any]], None] | None = None  # the conductor's ear for this line
     renewed_s: float = 0.0
     progress_s: float = 0.0
+    stopped: bool = False  # its members run no instruction
 
     def report(self, event: str, **fields: Any) -> None:
         """Say something that no conductor may miss."""
@@ -129,6 +130,10 @@ class SimAgent:
             case "ack":
                 self.renewed_s = max(self.renewed_s, request["at"])
                 self.kept = [(n, said) for n, said in self.kept if n > request["n"]]
+                if self.stopped:
+                    self.stopped = False
+                    for member in self.members.values():
+                        self._tell(member)
             case "table":
                 self._take_table(request)
             case "launch":
@@ -157,7 +162,7 @@ class SimAgent:
         delay_s = self.clock.random.choice((0.001, 0.02, 0.1))
 
         def accept() -> None:
-            if member.alive and table["epoch"] > member.epoch:
+            if member.alive and not self.stopped and table["epoch"] > member.epoch:
                 member.epoch, member.rank = table["epoch"], held.get(member.number, -1)
                 through = table["through"]
                 begins = through and not through["saving"] and member.rank >= 0
@@ -176,7 +181,9 @@ class SimAgent:
         self._tell(member)
 
         def come_up() -> None:
-            if member.alive and self.alive:
+            if self.stopped:
+                self.clock.after(0.5, come_up)
+            elif member.alive and self.alive:
                 member.up = True
                 self.report("up", member=number)
 
@@ -205,15 +212,15 @@ class SimAgent:
             self.line.open = False
 
     def beat(self) -> None:
-        """Once in a while: say that it lives, or end its members when it may not go on."""
+        """Once in a while: say that it lives, or stop its members when they may not go on."""
         now_s = self.clock.now_s
         frozen = [
             (m.number, now_s - m.frozen_s)
             for m in self.members.values()
-            if m.alive and m.frozen_s is not None
+            if m.alive and m.frozen_s is not None and not self.stopped
         ]
         said = {"event": "beat", "n": self.count, "at": now_s, "frozen": frozen}
         self.send({**said, "progress": self.progress_s})
-        if lapsed(now_s, self.renewed_s, self.progress_s, self.lease_s):
-            for number in list(self.members):
-                self.end(number, SIGKILL)
+        self.stopped |= lapsed(now_s, self.renewed_s, self.progress_s, self.lease_s)
+        if self.line is not None and now_s - self.renewed_s > self.lease_s / 3:
+            self.line.open = False  # cut without a word

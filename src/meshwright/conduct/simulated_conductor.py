@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.base.errors import ConfigError
 from meshwright.base.events import Kind
-from meshwright.conduct.members import (
+from meshwright.conduct.actions import (
     Action,
+    Kill,
+    KillAll,
+    Launch,
+    Record,
+    Revive,
+    SendTable,
+    StopMembers,
+)
+from meshwright.conduct.members import (
     Begun,
     Condemned,
     Dying,
@@ -18,24 +27,18 @@ from meshwright.conduct.members import (
     Executing,
     Heard,
     Held,
-    Kill,
-    KillAll,
-    Launch,
     NodeGone,
     NodeUp,
     Ready,
-    Record,
     RelayoutAsked,
-    Revive,
-    SendTable,
     Stage,
-    StopMembers,
     TableLost,
     Tick,
     Up,
 )
 from meshwright.conduct.muster import Muster, adopted
 from meshwright.conduct.protocol import Exit
+from meshwright.conduct.reach import Probe, Reached
 from meshwright.conduct.shelf import other_layout
 from meshwright.conduct.simulated import Line, SimAgent
 
@@ -80,7 +83,8 @@ class SimConductor:
             return
         if said["event"] == "beat":
             _, taken = self.taken.get(node, (0, 0))
-            self._send(node, {"op": "ack", "n": taken, "at": said["at"]})
+            if self.hellos is None and self.state.nodes[node].alive:
+                self._send(node, {"op": "ack", "n": taken, "at": said["at"]})
             progressed = said["progress"] > self.progress_s.get(node, -1.0)
             self.progress_s[node] = said["progress"]
             self.apply(Heard(node, progressed))
@@ -196,6 +200,7 @@ class SimConductor:
             case SendTable(epoch, members, lost):
                 held = {str(rank): number for rank, number in enumerate(members)}
                 line = {"op": "table", "epoch": epoch, "members": held, "lost": list(lost)}
+                line["goal"] = self.state.goal
                 line["homes"] = {str(m): self.state.members[m].node for m in members}
                 if action.through == "load":
                     self.shelf.load()
@@ -216,10 +221,23 @@ class SimConductor:
                 self._send(node, {"op": "launch", "member": number})
             case Revive(node):
                 self.world.revive(node)
+            case Probe(asked_s, nodes):
+                for node in nodes:
+                    self._try(node, asked_s, nodes)
             case Record(kind):
                 self.world.alerts += kind == Kind.ALERT
                 self.world.takeovers += kind == Kind.TAKEOVER_DONE
                 self.world.relayouts += kind == Kind.RESIZED
+
+    def _try(self, node: int, asked_s: float, nodes: tuple[int, ...]) -> None:
+        """An agent says whom it does not reach, if its line lasts as long."""
+        line = self.world.agents[node].line
+
+        def answer() -> None:
+            if line is not None and line.open:
+                self.apply(Reached(node, asked_s, self.world.unreached(node, nodes)))
+
+        self.clock.after(self.clock.random.uniform(0.02, 0.8), answer)
 
     def _send_all(self, request: dict[str, Any]) -> None:
         for node in self.world.agents:

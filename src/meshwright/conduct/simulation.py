@@ -17,19 +17,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
+from meshwright.conduct.actions import Action, SendTable
 from meshwright.conduct.links import SlowLink
-from meshwright.conduct.members import (
-    Action,
-    Event,
-    LinksSeen,
-    NodeGone,
-    SendTable,
-    Stage,
-    State,
-    Unlinked,
-)
+from meshwright.conduct.members import Event, LinksSeen, NodeGone, Stage, State, Unlinked
 from meshwright.conduct.muster import Muster
 from meshwright.conduct.shelf import Shelf
 from meshwright.conduct.simulated import SIGKILL, Clock, Line, SimAgent, SimMember
@@ -84,6 +77,7 @@ class Simulation:
         self.control_cut_until = dict.fromkeys(self.agents, 0.0)
         self.data_cut_until = dict.fromkeys(self.agents, 0.0)
         self.slow: set[tuple[int, int]] = set()
+        self.told_cut: set[tuple[int, int]] = set()
         self.was_cut: set[int] = set()  # members whose node was ever cut off from the others
         self.step = 0
         self.holders: dict[tuple[int, int], int] = {}
@@ -148,17 +142,26 @@ class Simulation:
         until_s = self.clock.now_s + seconds
         self.data_cut_until[node] = max(self.data_cut_until[node], until_s)
         self.was_cut |= set(self.agents[node].members)
-        for delay_s in (self.random.uniform(0.5, 2.0), seconds + self.random.uniform(0.01, 6.0)):
+        self.clock.after(self.random.uniform(0.5, 1.5), partial(self._see_links, self.random))
+        for delay_s in (self.random.uniform(1.5, 2.0), seconds + self.random.uniform(0.01, 6.0)):
             self.clock.after(delay_s, self._see_links)
 
-    def _see_links(self) -> None:
-        """Members tell what they know of links."""
+    def _see_links(self, one: Random | None = None) -> None:
+        """Members tell what they know of the links that ranks use; at first of one or two."""
         now_s = self.clock.now_s
         away = [node for node, until_s in self.data_cut_until.items() if now_s < until_s]
-        cut = {(min(a, b), max(a, b)) for a in away for b in self.agents if a != b}
+        used = set(self.tables[max(self.tables)]["homes"].values()) if self.tables else set()
+        cut = sorted({(min(a, b), max(a, b)) for a in away for b in used if a in used and a != b})
+        self.told_cut = {ends for ends in self.told_cut if set(ends) & set(away)}
+        self.told_cut |= set(cut if one is None else cut[: one.randint(1, 2)])
         slow = tuple(SlowLink(ends, 9.0, "small messages") for ends in sorted(self.slow))
         if self.conductor is not None:
-            self.conductor.apply(LinksSeen(slow, frozenset(cut)))
+            self.conductor.apply(LinksSeen(slow, frozenset(self.told_cut)))
+
+    def unreached(self, node: int, others: Sequence[int]) -> frozenset[int]:
+        """Whom a node does not reach now."""
+        away = {n for n, until_s in self.data_cut_until.items() if self.clock.now_s < until_s}
+        return frozenset(n for n in others if n != node and {n, node} & away)
 
     def kill(self, number: int) -> None:
         """A member dies."""
@@ -200,6 +203,11 @@ class Simulation:
         """The worker of that number, dead or alive."""
         found = (a.members[number] for a in self.agents.values() if number in a.members)
         return next(found, None)
+
+    def _could_go_on(self, number: int) -> bool:
+        """Whether a worker lives, and is not stopped for want of a lease."""
+        agent = next((a for a in self.agents.values() if number in a.members), None)
+        return agent is not None and not agent.stopped and agent.members[number].alive
 
     def _serve(self, node: int) -> None:
         """An agent's next second."""
@@ -245,6 +253,8 @@ class Simulation:
             if member.epoch != epoch or member.rank != int(rank):
                 return False
             nodes |= {node for node, agent in self.agents.items() if number in agent.members}
+        if any(self.agents[node].stopped for node in nodes):
+            return False
         cut = [node for node in nodes if self.clock.now_s < self.data_cut_until[node]]
         return not cut or len(nodes) == 1
 
@@ -339,8 +349,7 @@ class Simulation:
         for rank, (old, new) in enumerate(zip(before, action.members, strict=True)):
             if old == new or rank in action.moved:
                 continue
-            member = self.member(old)
-            if member is not None and member.alive and old not in self.was_cut | self.faulted:
+            if self._could_go_on(old) and old not in self.was_cut | self.faulted:
                 raise ViolationError(f"rank {rank} was taken from member {old} without evidence")
             # An heir that never saw the table of its predecessor does the same again.
             if (self.generation, old) in self.given_away:

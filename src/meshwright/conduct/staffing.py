@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Literal
 
 from meshwright.base.events import Kind
+from meshwright.conduct.actions import Launch, SendTable, StopMembers
 from meshwright.conduct.around import behind
-from meshwright.conduct.members import Launch, Member, SendTable, Stage, StopMembers
+from meshwright.conduct.members import Member, Stage
 from meshwright.conduct.places import choose
+from meshwright.conduct.reach import unreached
 from meshwright.conduct.turn import HOUR_S, Turn
 from meshwright.plan.homes import deal
 
@@ -33,11 +35,30 @@ class Staffing(Turn):
         """Members that are still starting, and have no rank."""
         return [number for number in self.idle() if not self.state.members[number].up]
 
+    def getting_ready(self) -> bool:
+        """Whether somebody without a rank will be ready for one soon."""
+        state = self.state
+        waited = (state.members[number] for number in self.idle())
+        return any(not member.ready and state.nodes[member.node].linked for member in waited)
+
     def is_behind(self, member: int) -> bool:
         """Whether a link that is slow or cut is between a member and some rank."""
-        bad = {*self.state.slow_links, *self.state.cut_links}
+        bad = {*self.state.slow_links, *self.state.cut_links, *self.far()}
         node_of = self.nodes_of_members() if bad else {}
         return bool(bad) and behind(node_of[member], {node_of[n] for n in self.state.table}, bad)
+
+    def far(self) -> frozenset[tuple[int, int]]:
+        """Nodes that did not reach each other when that was last tried, if it is not long ago."""
+        state = self.state
+        fresh = self.now_s - state.asked_s < state.limits.longest_stall_s
+        return unreached(state.reached) if fresh else frozenset()
+
+    def is_cut_off(self, member: int) -> bool:
+        """Whether a member does not reach all those that still hold a rank."""
+        bad = {*self.state.cut_links, *self.far()}
+        members = self.state.members
+        there = {members[n].node for n in self.state.table if members[n].up}
+        return bool(bad) and behind(members[member].node, there, bad)
 
     def free(self) -> list[int]:
         """Members that could be given a rank, those that could at once before the others, and last
@@ -157,26 +178,33 @@ class Staffing(Turn):
         eager = state.stage is Stage.WAITING or self.is_calm()
         if state.stop_asked or state.returned or not eager:
             return
-        recent = sum(self.now_s - then < HOUR_S for then in state.launches)
         vacant = len(self.vacant())
         most = min(
             state.rules.spares + vacant - len(self.idle()),
-            state.rules.max_takeovers + state.rules.spares - recent,
+            state.rules.max_takeovers + state.rules.spares - self.launched(),
         )
         for _ in range(most):
             if (node := self.room()) is None:
                 return
             self.launch(node)
 
+    def launched(self) -> int:
+        """Members that were started in the last hour."""
+        return sum(self.now_s - then < HOUR_S for then in self.state.launches)
+
     def room(self) -> int | None:
         """The linked node with the most free slots; None if all are full."""
+        free = self.rooms()
+        return max(free, key=lambda number: (free[number], -number), default=None)
+
+    def rooms(self) -> dict[int, int]:
+        """The free slots of each linked node that has any."""
         free = {
             number: node.slots - self.held(number)
             for number, node in self.state.nodes.items()
             if node.alive and node.linked
         }
-        best = max(free, key=lambda number: (free[number], -number), default=None)
-        return best if best is not None and free[best] > 0 else None
+        return {number: slots for number, slots in free.items() if slots > 0}
 
     def held(self, node: int) -> int:
         """How many chips of a node are taken, or not to be used again."""
@@ -198,7 +226,8 @@ class Staffing(Turn):
 
     def chosen(self, vacant: list[int]) -> dict[int, int] | None:
         """A member for each vacant rank; None if they are too few."""
-        state, nodes, free = self.state, self.nodes_of_members(), self.free()
+        state, nodes = self.state, self.nodes_of_members()
+        free = [number for number in self.free() if not self.is_cut_off(number)]
         taken: dict[int, int] = {}
         for rank in vacant:  # who shadows it has its state
             shadow = state.shadows.get(rank)

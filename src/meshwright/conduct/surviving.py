@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any
 
-from meshwright.base.errors import ConfigError, RunError
+from meshwright.base.errors import RunError
 from meshwright.base.events import Kind
+from meshwright.conduct.answering import Answering
 from meshwright.conduct.bench import Bench
 from meshwright.conduct.conductor import Outcome, Status, describe, last_line
 from meshwright.conduct.decide import first_cause
@@ -17,31 +18,19 @@ from meshwright.conduct.fleet import Asked, Cut, Dead, Fleet, Heard, Hello, Repo
 from meshwright.conduct.ledger import Ledger
 from meshwright.conduct.limits import Limits, limits
 from meshwright.conduct.members import (
-    Action,
     Begun,
     Condemned,
     Corrupt,
     Disputed,
     Dying,
     Ended,
-    Event,
     Executing,
     Held,
-    Kill,
-    KillAll,
-    Launch,
     NodeGone,
     NodeUp,
     Ready,
-    Record,
-    RelayoutAsked,
-    ResizeAsked,
-    Revive,
-    SendTable,
     Stage,
-    State,
     StopAsked,
-    StopMembers,
     TableLost,
     Tick,
     Unlinked,
@@ -50,10 +39,10 @@ from meshwright.conduct.members import (
 from meshwright.conduct.members import Heard as HeardOf
 from meshwright.conduct.muster import Muster, adopted
 from meshwright.conduct.protocol import Exit, Message, member_log_path, signal_name
-from meshwright.conduct.quarantine import quarantined
+from meshwright.conduct.quarantine import given_up, keep_out
+from meshwright.conduct.reach import Reached
 from meshwright.conduct.rundir import RunDir, living_agents, read_lines
-from meshwright.conduct.shelf import Memory, Shelf, other_layout
-from meshwright.conduct.takeover import decide
+from meshwright.conduct.shelf import Memory, Shelf
 from meshwright.conduct.verdicts import Frozen, Verdict
 
 _log = logging.getLogger(__name__)
@@ -73,6 +62,7 @@ _OWN_KINDS = frozenset(
         Kind.HANG,
         Kind.STRAGGLER,
         Kind.QUARANTINED,
+        Kind.NODE_BACK,
         Kind.FALSE_ALARM,
         Kind.ALERT,
     }
@@ -100,7 +90,8 @@ def run(
     """
     now_s = time.monotonic()
     fleet.open(rundir)
-    memory = Memory(rundir.path)
+    # What members of several machines are to see cannot be in the memory of one.
+    memory = Memory(rundir.path) if fleet.here is None else Memory(rundir.path, rundir.path)
     if not adopt:
         memory.sweep()
     conductor = _Conductor(
@@ -133,43 +124,25 @@ def run(
         fleet.close()
 
 
-@dataclass
-class _Conductor:
-    fleet: Fleet
-    rundir: RunDir
-    muster: Muster
-    entry: str
-    args: Mapping[str, Any]
-    ledger: Ledger
-    bench: Bench
-    shelf: Shelf
-    stop_requests: Callable[[], int]
-    state: State
-    asked: int = 0
-    saved_step: int | None = None
-    longest_save_s: float = 0.0
-    step_of_rank: dict[int, int] = field(default_factory=dict)
-    log_start_bytes: dict[str, int] = field(default_factory=dict)
-    table_line: dict[str, Any] | None = None
-    to_revive: set[int] = field(default_factory=set)
-    ends: list[Ended | Dying] = field(default_factory=list)
-    instances: dict[int, str] = field(default_factory=dict)  # of the agents, by node
+class _Conductor(Answering):
+    """The whole of it."""
 
     def follow(self, adopt: bool) -> None:
         """Start or adopt the agents, and act on all that happens until the run is over."""
         if not (self._adopt() if adopt else self._start()):
             return
         while self.state.stage is not Stage.OVER:
+            looked_s = time.monotonic()
             for heard in self.fleet.poll(_POLL_S):
                 self._hear(heard)
             if self.ends:  # those who died together are replaced together
                 ends, self.ends = self.ends, []
-                self._apply(*ends)
+                self.apply(*ends)
             for _ in range(self.stop_requests() - self.asked):
                 self.asked += 1
-                self._apply(StopAsked())
-            self._apply(Tick())
-            self._revive()
+                self.apply(StopAsked())
+            self.apply(Tick(looked_s))
+            self.revive()
 
     def _start(self) -> bool:
         while not self.fleet.wait_warm(_POLL_S):
@@ -206,34 +179,20 @@ class _Conductor:
             rules=replace(self.state.rules, shapes=self.muster.shapes, keeping=self.muster.keeping),
         )
         self.bench.take_layout(self.muster)
-        given_up = quarantined(read_lines(self.rundir.events)) & self.state.members.keys()
-        self.state = replace(self.state, quarantined=frozenset(given_up))
+        known = given_up(read_lines(self.rundir.events))
+        self.state = keep_out(self.state, known, time.monotonic() - time.time())
+        self.state = replace(self.state, member_floor=self.rundir.next_member())
         for node, hello in hellos.items():
             self._greet(node, hello)
         for node in set(range(self.muster.nodes)) - set(living_agents(self.rundir.path)):
-            self._apply(NodeGone(node, f"the agent of node {node} died"))
+            self.apply(NodeGone(node, f"the agent of node {node} died"))
         for heard in later:
             self._hear(heard)
         if through is not None and through["saving"]:
-            self._apply(TableLost())
+            self.apply(TableLost())
         return True
 
-    def _revive(self) -> None:
-        if self.to_revive and self.fleet.wait_warm(0.0):
-            nodes, self.to_revive = self.to_revive, set()
-            for node in nodes:
-                try:
-                    self.fleet.spawn(node, self.state.limits.lease_agent_s)
-                except RunError as error:  # the others can still go on
-                    what = f"node {node} cannot be started again: {error}"
-                    self.ledger.store({"kind": Kind.ALERT, "what": what, "node": node})
-
     # --- what is heard
-
-    def _apply(self, *events: Event) -> None:
-        self.state, actions = decide(self.state, events, time.monotonic())
-        for action in actions:
-            self._act(action)
 
     def _hear(self, heard: Heard) -> None:
         match heard:
@@ -241,28 +200,30 @@ class _Conductor:
                 self._greet(node, fields)
             case Report(node, fields) if fields["event"] == "beat":
                 self._beat(node, fields)
+            case Report(node, fields) if fields["event"] == "reach":
+                self.apply(Reached(node, fields["at"], frozenset(fields["missing"])))
             case Report(node, fields):
                 if not self.fleet.taken(node, fields["n"]):
                     self._take(fields)
             case Cut(node):
-                self._apply(Unlinked(node))
+                self.apply(Unlinked(node))
             case Dead(node):
-                self._apply(NodeGone(node, f"the agent of node {node} died"))
+                self.apply(NodeGone(node, f"the agent of node {node} died"))
             case Asked(link, fields):
-                link.send(self._answer(fields))
+                link.send(self.answer(fields))
 
     def _greet(self, node: int, hello: dict[str, Any]) -> None:
         living = {member["member"]: member for member in hello["members"]}
         fresh = self.instances.get(node, hello["instance"]) != hello["instance"]
         self.instances[node] = hello["instance"]
         up = NodeUp(node, self.muster.slots(node), frozenset(living), fresh)
-        self._apply(up, *(_ended(Exit(**fields)) for fields in hello["ended"]))
+        self.apply(up, *(_ended(Exit(**fields)) for fields in hello["ended"]))
         missing = [
             number
             for number in self.state.living()
             if self.state.members[number].node == node and number not in hello["launched"]
         ]
-        self._launch(node, missing)
+        self.launch(node, missing)
         if self.table_line is not None:
             self.fleet.send(node, {"op": "order", "line": self.table_line})
 
@@ -288,9 +249,9 @@ class _Conductor:
         elif self._is_stale(message):
             _log.warning("member %s has lost rank %s: dropped", member, message["rank"])
         elif kind == Kind.MEMBER_UP:
-            self._apply(Up(member, tuple(message["addresses"])))
+            self.apply(Up(member, tuple(message["addresses"])))
         elif kind == Kind.EXECUTING:
-            self._apply(Executing(member, message["epoch"], message["step"]))
+            self.apply(Executing(member, message["epoch"], message["step"]))
         elif kind == Kind.HELD:
             self._held(message)
         elif kind == Kind.RUN_INTERRUPTED:  # every rank may say so; told once, at the end
@@ -298,7 +259,7 @@ class _Conductor:
         elif kind == Kind.PROGRESS:
             self.step_of_rank[message["rank"]] = message["step"]
             if message["step"] > self.state.step:
-                self._apply(Begun(message["step"]))
+                self.apply(Begun(message["step"]))
             self.ledger.on_event(message)
         elif kind == Kind.LINK:
             self._see_links(message)
@@ -307,7 +268,7 @@ class _Conductor:
         elif kind == Kind.CORRUPT:
             self._keep(message)
             self._accuse(message)
-        elif kind != Kind.PEER_GONE:
+        else:
             self._keep(message)
 
     def _held(self, message: Message) -> None:
@@ -315,7 +276,7 @@ class _Conductor:
             self.shelf.step = message["step"]
             if message["error"] is not None:
                 self.shelf.give_up()
-        self._apply(Held(message["member"], message["epoch"], message["error"]))
+        self.apply(Held(message["member"], message["epoch"], message["error"]))
 
     def _is_stale(self, message: Message) -> bool:
         """Whether it speaks for a rank that another member holds now."""
@@ -326,7 +287,7 @@ class _Conductor:
     def _keep(self, message: Message) -> None:
         if message["kind"] == Kind.SPARE_READY:  # said anew at every table
             known = self.state.members.get(message["member"])
-            self._apply(Ready(message["member"]))
+            self.apply(Ready(message["member"]))
             if known is None or known.ready:
                 return
         if message["kind"] == Kind.CHECKPOINT_COMMITTED:
@@ -338,13 +299,13 @@ class _Conductor:
     def _accuse(self, found: Message) -> None:
         """Take the word of a member for what it has found of itself or of its twins."""
         if found["certain"]:
-            self._apply(*(Corrupt(member, found["what"]) for member in found["members"]))
+            self.apply(*(Corrupt(member, found["what"]) for member in found["members"]))
         else:
             what = (
                 f"step {found['step']}: {found['what']}, and it cannot be told which is right; go "
                 f"back to the last checkpoint: meshwright train {self.rundir.path} --resume"
             )
-            self._apply(Disputed(found["epoch"], what, found["redo"]))
+            self.apply(Disputed(found["epoch"], what, found["redo"]))
 
     # --- verdicts
 
@@ -352,14 +313,15 @@ class _Conductor:
         seen, lost = self.bench.see_links(message, self.state, time.monotonic())
         for path in lost:
             self.ledger.record(Kind.ALERT, {"what": str(path), "node": path.nodes[0]})
-        self._apply(seen)
+        self.apply(seen)
 
     def _beat(self, node: int, beat: dict[str, Any]) -> None:
-        self.fleet.acknowledge(node, beat["at"], self.state.limits.lease_agent_s)
-        progressed, stepped = self.bench.take(node, beat["samples"], self.state)
-        self._apply(HeardOf(node, progressed))
+        if self.state.nodes[node].alive:  # else it has to come anew
+            self.fleet.acknowledge(node, beat["at"], self.state.limits.lease_agent_s)
+        progressed, stepped = self.bench.take(node, beat["samples"], beat["epoch"], self.state)
+        self.apply(HeardOf(node, progressed))
         if stepped:
-            self._apply(self._limits())
+            self.apply(self._limits())
             for slow in self.bench.slow():
                 self.ledger.store({"kind": Kind.STRAGGLER, **asdict(slow)})
         if self.state.stage in (Stage.RUNNING, Stage.TAKING_OVER):
@@ -382,7 +344,7 @@ class _Conductor:
             stalled_s, cause = verdict.frozen_s, f"frozen in {phase} (state {verdict.state})"
         else:
             stalled_s, cause = verdict.stalled_s, f"hung in {phase}"
-        self._apply(Condemned(verdict.member, cause, stalled_s))
+        self.apply(Condemned(verdict.member, cause, stalled_s))
         said = {"rank": verdict.rank, "member": verdict.member, "step": pulse.step, "phase": phase}
         self.ledger.store({"kind": Kind.HANG, **said, "stalled_s": stalled_s, "cause": cause})
 
@@ -393,98 +355,6 @@ class _Conductor:
             what = f"was given up in {phase} and got on before it was killed"
             said = {"rank": before.rank, "member": end.member, "step": before.pulse.step}
             self.ledger.store({"kind": Kind.FALSE_ALARM, **said, "what": what})
-
-    # --- requests of users
-
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Take up what a user asks for, or say in one line why not."""
-        wanted = request.get("layout")
-        if request.get("op") != "resize" or not isinstance(wanted, dict):
-            return {"error": f"no such request: {request.get('op')!r}"}
-        if self.state.stage not in (Stage.RUNNING, Stage.TAKING_OVER) or self.state.relayout:
-            busy = "changing its layout" if self.state.relayout else self.state.stage.name.lower()
-            return {"error": f"the run is {busy}; try again when it runs"}
-        replicas = wanted.get("dp_replicate")
-        sizes = self.state.rules.shapes.sizes
-        if wanted.keys() == {"dp_replicate"} and len(sizes) > 1:  # without a detour
-            if replicas not in sizes:
-                takes = ", ".join(str(size) for size in sizes)
-                return {"error": f"dp_replicate = {replicas}: this job runs with {takes}"}
-            self._apply(ResizeAsked(replicas))
-            return {"accepted": wanted, "layout": self.muster.label(replicas)}
-        now = self.state.rules.shapes.replicas(len(self.state.table))
-        try:
-            relayout, self.shelf.job = other_layout(self.muster, now, wanted)
-        except ConfigError as error:
-            return {"error": str(error)}
-        self._apply(RelayoutAsked(relayout))
-        return {"accepted": wanted, "layout": relayout.after}
-
-    # --- what is done
-
-    def _act(self, action: Action) -> None:
-        match action:
-            case SendTable():
-                if action.through == "load":
-                    self._take_layout()
-                self.table_line = self._table_line(action)
-                self.fleet.send_all({"op": "order", "line": self.table_line})
-            case Kill(member):
-                node = self.state.members[member].node if member in self.state.members else None
-                request = {"op": "signal", "signal": "SIGKILL", "members": [member]}
-                self.fleet.send_all(request) if node is None else self.fleet.send(node, request)
-            case KillAll():
-                self.fleet.send_all({"op": "signal", "signal": "SIGKILL"})
-            case StopMembers(members):
-                asked = {"members": list(members)}
-                self.fleet.send_all({"op": "order", "line": {"op": "stop"}, **asked})
-                self.fleet.send_all({"op": "signal", "signal": "SIGTERM", **asked})
-            case Launch(node, member):
-                self._launch(node, [member])
-            case Revive(node):
-                self.to_revive.add(node)
-            case Record(kind, fields):
-                self.ledger.record(kind, fields)
-
-    def _table_line(self, action: SendTable) -> dict[str, Any]:
-        replicas = action.dp_replicate
-        return {
-            "op": "table",
-            "epoch": action.epoch,
-            "members": {str(rank): member for rank, member in enumerate(action.members)},
-            "addresses": {
-                str(number): list(member.addresses)
-                for number, member in self.state.members.items()
-                if member.up
-            },
-            "homes": {str(m): self.state.members[m].node for m in action.members},
-            "lost": list(action.lost),
-            "shadows": {str(rank): member for rank, member in action.shadows.items()},
-            "resize": None if replicas is None else {"layout": self.muster.layout(replicas)},
-            "through": self.shelf.save() if action.through == "save" else self.shelf.through,
-        }
-
-    def _take_layout(self) -> None:
-        """All begin anew in the layout that was asked for, from what they have saved."""
-        self.shelf.load()
-        assert self.shelf.job is not None
-        self.muster = self.ledger.muster = Muster(self.shelf.job)
-        self.bench.take_layout(self.muster)
-
-    def _launch(self, node: int, members: list[int]) -> None:
-        if members:
-            world = self.muster.world
-            self.fleet.send(
-                node,
-                {
-                    "op": "launch",
-                    "entry": self.entry,
-                    "world": world,
-                    "log_dir": str(self.rundir.logs.resolve()),
-                    "args": dict(self.args),
-                    "members": [[m, m if m < world else -1] for m in members],
-                },
-            )
 
     # --- the end
 

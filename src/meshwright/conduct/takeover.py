@@ -14,17 +14,12 @@ from dataclasses import replace
 from typing import Any
 
 from meshwright.base.events import Kind
-from meshwright.conduct.members import (
-    Action,
-    Event,
-    Relayout,
-    Stage,
-    State,
-    StopMembers,
-)
+from meshwright.conduct.actions import Action, StopMembers
+from meshwright.conduct.losing import LAST
+from meshwright.conduct.members import Event, Relayout, Stage, State
 from meshwright.conduct.places import crowded, grown, shrunk
 from meshwright.conduct.rerouting import Rerouting
-from meshwright.conduct.turn import HOUR_S, LAST
+from meshwright.conduct.turn import HOUR_S
 
 
 def decide(state: State, events: Sequence[Event], now_s: float) -> tuple[State, list[Action]]:
@@ -154,6 +149,8 @@ class _Settling(Rerouting):
         )
         if found is None:
             return False
+        if state.goal is None:
+            self.put(goal=state.rules.shapes.replicas(len(state.table)))
         self._resize(*found)
         return True
 
@@ -194,7 +191,7 @@ class _Settling(Rerouting):
             self._seek_size(self.state.wanted)
         elif self.state.relayout is not None:
             self._seek_layout(self.state.relayout)
-        elif self.is_calm() and not (state.slow_links and self.leave_slow()):
+        elif self.is_calm() and not (self._regrow() or (state.slow_links and self.leave_slow())):
             self._spread()
 
     def _spread(self) -> None:
@@ -255,12 +252,31 @@ class _Settling(Rerouting):
             return
         self._launch_for(state.rules.shapes.world(replicas))
 
+    def _regrow(self) -> bool:
+        """Towards the size that the run had before it shrank, as far as there are chips again;
+        whether this is under way."""
+        state, shapes = self.state, self.state.rules.shapes
+        if state.goal is None:
+            return False
+        chips = len(state.table) + len(self.idle()) + sum(self.rooms().values())
+        sizes = [n for n in shapes.sizes if n <= state.goal and shapes.world(n) <= chips]
+        if not sizes or sizes[-1] <= shapes.replicas(len(state.table)):
+            return False
+        table = grown(state.table, sizes[-1], self.ready(), shapes)
+        if table is None:
+            self._launch_for(shapes.world(sizes[-1]))
+            return self.getting_ready()
+        self.put(goal=state.goal if sizes[-1] < state.goal else None)
+        self._resize(sizes[-1], table)
+        return True
+
     def _launch_for(self, world: int) -> None:
-        """Start what is missing to so many ranks."""
-        for _ in range(world - len(self.state.table) - len(self.idle())):
-            nodes = [n for n, node in self.state.nodes.items() if node.alive and node.linked]
-            if nodes:
-                self.launch(min(nodes, key=lambda node: (self.held(node), node)))
+        """Start what is missing to so many ranks, where there is room; not for ever, if they do not
+        live."""
+        missing = world - len(self.state.table) - len(self.idle())
+        for _ in range(min(missing, self.state.rules.max_takeovers + world - self.launched())):
+            if (node := self.room()) is not None:
+                self.launch(node)
 
     def _seek_layout(self, wanted: Relayout) -> None:
         """Towards another layout: once there are enough who could begin, all save."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
-from typing import Any
 
 from meshwright.base.events import Kind
+from meshwright.conduct.actions import Kill, Revive, StopMembers
 from meshwright.conduct.lease import lapsed
 from meshwright.conduct.limits import Limits
+from meshwright.conduct.losing import ACTIVE, LAST, Losing
 from meshwright.conduct.members import (
-    Action,
     Begun,
     Condemned,
     Corrupt,
@@ -21,44 +21,30 @@ from meshwright.conduct.members import (
     Executing,
     Heard,
     Held,
-    Kill,
-    KillAll,
     LinksSeen,
-    Loss,
     Member,
     Node,
     NodeGone,
     NodeUp,
     Ready,
-    Record,
     RelayoutAsked,
     ResizeAsked,
-    Revive,
     Stage,
-    State,
     StopAsked,
-    StopMembers,
     TableLost,
     Tick,
     Unlinked,
     Up,
 )
 from meshwright.conduct.protocol import Exit
+from meshwright.conduct.reach import Reached
 
-ACTIVE = (Stage.TAKING_OVER, Stage.RUNNING, Stage.WAITING)
 HOUR_S = 3600.0
 _GIVE_UP = 20  # times the time that an agent has to start
-LAST = (Stage.ENDING, Stage.KILLING, Stage.OVER)
 
 
-class Turn:
+class Turn(Losing):
     """One event: the state as it becomes, and the actions so far."""
-
-    def __init__(self, state: State, now_s: float) -> None:
-        self.state, self.now_s = state, now_s
-        self.actions: list[Action] = []
-
-    # --- what is known
 
     def take(self, event: Event) -> None:
         """Know what `event` says."""
@@ -72,9 +58,9 @@ class Turn:
             case Begun(step):
                 self.put(step=max(step, self.state.step))
             case Ended():
-                self._ended(event)
+                self.ended(event)
             case Dying(number, ago_s):
-                self._dying(number, ago_s)
+                self.dying(number, ago_s)
             case Condemned(number, cause, ago_s):
                 self.doom(number, cause, ago_s)
             case Corrupt(number, cause):
@@ -90,9 +76,9 @@ class Turn:
             case Heard(node, progressed):
                 self._heard(node, progressed)
             case ResizeAsked(replicas):
-                self.put(wanted=replicas, resize_s=self.now_s)
+                self.put(wanted=replicas, resize_s=self.now_s, goal=None)
             case RelayoutAsked(relayout):
-                self.put(relayout=relayout, resize_s=self.now_s)
+                self.put(relayout=relayout, resize_s=self.now_s, goal=None)
             case Held():
                 self._held(event)
             case TableLost():
@@ -101,22 +87,13 @@ class Turn:
                 self._stop()
             case LinksSeen():
                 self._links(event)
+            case Reached(node, asked_s, missing):
+                if asked_s == self.state.asked_s:
+                    self.put(reached={**self.state.reached, node: missing})
             case Limits():
                 self.put(limits=event)
-            case Tick():
-                self._passed()
-
-    def put(self, **changes: Any) -> None:
-        self.state = replace(self.state, **changes)
-
-    def member(self, number: int, **changes: Any) -> None:
-        known = self.state.members.get(number)
-        if known is not None and not known.ended:
-            self.put(members={**self.state.members, number: replace(known, **changes)})
-
-    def node(self, number: int, **changes: Any) -> None:
-        if known := self.state.nodes.get(number):
-            self.put(nodes={**self.state.nodes, number: replace(known, **changes)})
+            case Tick(heard_until_s):
+                self._passed(self.now_s if heard_until_s is None else heard_until_s)
 
     def _executing(self, event: Executing) -> None:
         state = self.state
@@ -139,76 +116,6 @@ class Turn:
             held = wanted.held | {event.member}
             self.member(event.member, holds=True)
             self.put(relayout=replace(wanted, held=held))
-
-    def _ended(self, event: Ended) -> None:
-        state, number = self.state, event.member
-        member = state.members.get(number)
-        if member is None or member.ended:
-            return
-        self.member(number, ended=True)
-        if not event.exit.failed:
-            self.put(returned=state.returned | {number})
-        cause = member.doom or event.cause
-        ago_s = member.doom_ago_s if member.doom else event.ago_s
-        if member.lost_rank is not None:
-            self._explain(member.lost_rank, replace(event, cause=cause))
-            return
-        if number not in state.table or number in self.state.returned:
-            return
-        if state.stage not in LAST and not self._is_our_stop(event):
-            rank = state.table.index(number)
-            self.put(deaths=(*state.deaths, replace(event.exit, rank=rank, member=number)))
-        self.lose(number, cause, self.now_s - ago_s, event.exit)
-
-    def _dying(self, number: int, ago_s: float) -> None:
-        """A rank is given away at once; how its member ended is written down once that is known."""
-        state, member = self.state, self.state.members.get(number)
-        if member is None or member.ended or member.dying:
-            return
-        self.member(number, dying=True, holds=False)
-        if number in state.table and state.stage in ACTIVE:
-            self.member(number, lost_rank=state.table.index(number))
-            since_s = member.doom_ago_s if member.doom else ago_s
-            self._note_loss(number, member.doom or "died", self.now_s - since_s)
-
-    def _explain(self, rank: int, event: Ended) -> None:
-        """Say of a loss that is being made good, or is by now, how it came about."""
-        state, number = self.state, event.member
-        mine = [loss for loss in state.losses if loss.member == number]
-        step = mine[0].step if mine else state.step
-        if mine:
-            told = [replace(x, cause=event.cause) if x in mine else x for x in state.losses]
-            death = replace(event.exit, rank=rank, member=number)
-            self.put(losses=tuple(told), deaths=(*state.deaths, death))
-        said = {"rank": rank, "member": number, "step": step, "cause": event.cause}
-        self.record(Kind.RANK_LOST, **said, exit=event.exit)
-
-    def _is_our_stop(self, event: Ended) -> bool:
-        """Our own SIGTERM may have found it before it could handle that."""
-        return self.state.stop_asked and event.exit.signal == signal.SIGTERM
-
-    def lose(self, number: int, cause: str, fault_s: float, exit_: Any = None) -> None:
-        state = self.state
-        if state.stage in ACTIVE:
-            rank = self._note_loss(number, cause, fault_s)
-            told = {"rank": rank, "member": number, "step": state.step, "cause": cause}
-            self.record(Kind.RANK_LOST, **told, exit=exit_)
-
-    def _note_loss(self, number: int, cause: str, fault_s: float) -> int:
-        state = self.state
-        rank = state.table.index(number)
-        loss = Loss(rank, number, cause, state.step, fault_s, self.now_s)
-        known = (*state.history, (self.now_s, rank, state.step))
-        self.put(losses=(*state.losses, loss), history=known)
-        return rank
-
-    def doom(self, number: int, cause: str, ago_s: float) -> None:
-        member = self.state.members.get(number)
-        if member is None or member.ended or member.doom is not None:
-            return
-        fenced_s = self.now_s + self.state.rules.kill_s
-        self.member(number, doom=cause, doom_ago_s=ago_s, fenced_s=fenced_s)
-        self.actions.append(Kill(number))
 
     def _quarantine(self, number: int, cause: str) -> None:
         """A chip that errs is given up, and whatever it holds."""
@@ -235,21 +142,24 @@ class Turn:
         if known.banned:
             self.actions += [Kill(number) for number in sorted(event.living)]
             return
+        if not known.alive:
+            self.record(Kind.NODE_BACK, node=event.node)
         node = replace(known, alive=True, linked=True, heard_s=self.now_s, told=False)
         self.put(nodes={**self.state.nodes, event.node: node})
         if event.fresh:
-            held = [n for n in self._members_of(event.node) if n not in event.living]
-            self._lose_members(held, f"the agent of node {event.node} died", 0.0)
+            held = [n for n in self.members_of(event.node) if n not in event.living]
+            self.lose_members(held, f"the agent of node {event.node} died", 0.0)
         for number in sorted(event.living):
             member = self.state.members.get(number)
-            if member is None or member.ended:  # given up while nobody could see it
+            # Given up while nobody could see it, or never known here.
+            if member is None or member.node != event.node or member.ended:
                 self.actions.append(Kill(number))
 
     def _node_gone(self, number: int, cause: str, ago_s: float) -> None:
         if number not in self.state.nodes:
             return
         self.node(number, alive=False, linked=False)
-        self._lose_members(self._members_of(number), cause, ago_s)
+        self.lose_members(self.members_of(number), cause, ago_s)
         self._watch_flapping(number)
         self._revive(number)
 
@@ -264,15 +174,6 @@ class Turn:
             cause = f"it was lost {len(gone_s)} times in an hour"
             told = {"node": number, "member": None, "rank": None, "step": self.state.step}
             self.record(Kind.QUARANTINED, **told, cause=cause)
-
-    def _members_of(self, node: int) -> list[int]:
-        return [n for n in self.state.living() if self.state.members[n].node == node]
-
-    def _lose_members(self, numbers: list[int], cause: str, ago_s: float) -> None:
-        for number in numbers:
-            self.member(number, ended=True, doom=cause)
-            if number in self.state.table:
-                self.lose(number, cause, self.now_s - ago_s)
 
     def _revive(self, number: int) -> None:
         """Have an agent started where there is none; one that never comes is tried again."""
@@ -312,18 +213,18 @@ class Turn:
         self.put(stop_asked=True, deadline_s=self.now_s + state.limits.stop_s)
         self.actions.append(StopMembers(tuple(state.living())))
 
-    def _passed(self) -> None:
+    def _passed(self, heard_until_s: float) -> None:
         for number in self.state.living():
             member = self.state.members[number]
             if member.fenced_s is not None and self.now_s >= member.fenced_s:
                 # It cannot be killed; its epoch keeps it out.
                 end = Exit(-1, 0, None, signal.SIGKILL, returned=False, ts=0.0)
-                self._ended(Ended(number, end, member.doom or "killed"))
+                self.ended(Ended(number, end, member.doom or "killed"))
             elif not member.addresses and self._is_late(member):
                 self.doom(number, "did not start in time", self.now_s - member.started_s)
         for number, node in list(self.state.nodes.items()):
             if node.alive and self.state.stage in ACTIVE:
-                self._watch_lease(number, node)
+                self._watch_lease(number, node, heard_until_s)
             elif node.alive and self.state.stage is Stage.FORMING:
                 self._watch_start(number, node)
             elif not node.alive and self.now_s - node.revived_s > self.state.limits.start_s:
@@ -346,9 +247,9 @@ class Turn:
         if silent_s > self.state.limits.start_s:
             self._node_gone(number, f"the agent of node {number} did not start", silent_s)
 
-    def _watch_lease(self, number: int, node: Node) -> None:
+    def _watch_lease(self, number: int, node: Node, until_s: float) -> None:
         limits = self.state.limits
-        silent_s = self.now_s - node.heard_s
+        silent_s = until_s - node.heard_s
         if silent_s > limits.lease_agent_s / 2 and not node.told:
             self.node(number, told=True)
             what = f"node {number} is silent for {silent_s:.1f} s; its ranks are left alone"
@@ -356,10 +257,10 @@ class Turn:
         others = [
             other.progress_s
             for key, other in self.state.nodes.items()
-            if key != number and other.alive and self.now_s - other.heard_s < limits.lease_agent_s
+            if key != number and other.alive and until_s - other.heard_s < limits.lease_agent_s
         ]
         # If nobody else is heard either, it is the conductor that is cut off.
-        if others and lapsed(self.now_s, node.heard_s, max(others), limits.lease_conductor_s):
+        if others and lapsed(until_s, node.heard_s, max(others), limits.lease_conductor_s):
             cause = f"node {number} is silent and nobody gets on"
             self._node_gone(number, cause, silent_s)
 
@@ -374,21 +275,3 @@ class Turn:
             self.fail(f"members {late} have not taken up their ranks")
         else:
             self.kill_all()
-
-    # --- ways out
-
-    def fail(self, failure: str | None) -> None:
-        """End the run as failed: for `failure`, or else for what the first death says."""
-        deadline_s = self.now_s + self.state.rules.settle_s
-        self.put(stage=Stage.ENDING, deadline_s=deadline_s, failure=failure or "")
-        if not self.state.living():
-            self.put(stage=Stage.OVER)
-
-    def kill_all(self) -> None:
-        if self.state.stage is not Stage.KILLING:
-            deadline_s = self.now_s + self.state.rules.kill_s
-            self.put(stage=Stage.KILLING, deadline_s=deadline_s)
-            self.actions.append(KillAll())
-
-    def record(self, kind: Kind, **fields: Any) -> None:
-        self.actions.append(Record(kind, fields))

@@ -81,6 +81,11 @@ class WarmProcess:
     ) -> None:
         self.close()
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
     def wait_warm(self, timeout_s: float) -> bool:
         """Whether the launcher can fork, waiting up to `timeout_s`.
 

@@ -16,7 +16,7 @@ import json
 import secrets
 import socket
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from meshwright.conduct.protocol import LineBuffer, encode
@@ -101,11 +101,14 @@ def proof(secret: str, who: str, first: str, second: str) -> str:
 
 
 class Door:
-    """The conductor's side of one connection that has not proved anything yet."""
+    """The conductor's side of one connection that has not proved anything yet. Whom `admits` turns
+    away gets no answer."""
 
-    def __init__(self, link: Link, secret: str) -> None:
-        self.link = link
-        self._secret = secret
+    def __init__(
+        self, link: Link, secret: str, admits: Callable[[dict[str, Any]], bool] = lambda _: True
+    ) -> None:
+        self.link, self.proven = link, False
+        self._secret, self._admits = secret, admits
         self._nonce = secrets.token_hex(16)
         link.send({"nonce": self._nonce})
 
@@ -120,7 +123,8 @@ class Door:
         nonce, shown, hello = (said.get(key) for key in ("nonce", "proof", "hello"))
         if isinstance(nonce, str) and isinstance(shown, str) and isinstance(hello, dict):
             expected = proof(self._secret, "agent", self._nonce, nonce)
-            if hmac.compare_digest(shown.encode(), expected.encode()):
+            self.proven = hmac.compare_digest(shown.encode(), expected.encode())
+            if self.proven and self._admits(hello):
                 self.link.send({"proof": proof(self._secret, "conductor", self._nonce, nonce)})
                 return hello
         self.link.broken = True

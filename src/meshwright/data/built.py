@@ -11,6 +11,7 @@ from meshwright.base.errors import ConfigError, DataError
 from meshwright.data.ingest.run import MANIFEST, identity_of, read_manifest
 from meshwright.data.opening import open_tokens
 from meshwright.data.prepare import TRAIN_OWN, Prepared
+from meshwright.data.store import check_tokenizer
 from meshwright.data.tokenizer import load_tokenizer
 
 
@@ -37,7 +38,8 @@ def open_build(source: str, tokenizer: str, vocab: int, folder: Path | None = No
         )
     for part in ("train", "held_out"):
         if part in manifest:
-            open_tokens(folder / part)  # a torn one is refused now
+            store = open_tokens(folder / part)  # a torn one is refused now
+            check_tokenizer(store, manifest["tokenizer"]["sha256"], source)
     about = manifest["tokenizer"]
     if about["vocab"] > vocab:
         fix = f"{source} has {about['vocab']} ids; set it to that or more"

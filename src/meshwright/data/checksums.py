@@ -16,17 +16,11 @@ Sums = npt.NDArray[np.uint32]
 
 def block_sums(path: Path) -> Sums:
     """Of each `BLOCK_BYTES` of a file, uint32 [blocks]. Raises OSError."""
-    return np.array([zlib.crc32(block) for block in _blocks(path)], dtype="<u4")
+    return np.array([zlib.crc32(block) for block in file_blocks(path)], dtype="<u4")
 
 
-def damaged_blocks(path: Path, sums: Sums) -> list[int]:
-    """Numbers of the blocks that are not what they were. Raises OSError."""
-    found = block_sums(path)
-    longer = range(min(found.size, sums.size), max(found.size, sums.size))
-    return [*np.flatnonzero(found[: sums.size] != sums[: found.size]).tolist(), *longer]
-
-
-def _blocks(path: Path) -> Iterator[bytes]:
+def file_blocks(path: Path) -> Iterator[bytes]:
+    """Each `BLOCK_BYTES` of a file, the last ones fewer. Raises OSError."""
     with path.open("rb") as stream:
         while block := stream.read(BLOCK_BYTES):
             yield block

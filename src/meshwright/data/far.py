@@ -105,9 +105,9 @@ def open_far(prefix: Path, cache_bytes: int, processes: int) -> TokenStore:
         lambda start, stop: bytes(files.cat_file(f"{root}/{name}", start=start, end=stop)),
         block_cache(folder.parent / _BLOCKS, cache_bytes, processes, block_bytes),
     )
-    dtype, starts = read_index(Path(f"{url}/{prefix.name}"), index, file.size)
+    dtype, starts, tokenizer = read_index(Path(f"{url}/{prefix.name}"), index, file.size)
     tokens = cast("npt.NDArray[np.integer]", RemoteArray(file, dtype))
-    return TokenStore(Path(prefix.name), tokens, starts)
+    return TokenStore(Path(prefix.name), tokens, starts, tokenizer)
 
 
 def block_cache(folder: Path, cache_bytes: int, processes: int, block_bytes: int) -> BlockCache:

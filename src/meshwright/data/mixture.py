@@ -85,6 +85,15 @@ class Mixture:
         index = max(i for i, stage in enumerate(self.stages) if stage.start <= k)
         return self._before[index] + self._counts(index, k - self.stages[index].start)
 
+    def drawn(self, k: int) -> Longs:
+        """How many of the first `k` samples are of each source, exactly; int64 [sources]."""
+        index = max(i for i, stage in enumerate(self.stages) if stage.start <= k)
+        start = self.stages[index].start
+        whole = (k - start) // BLOCK * BLOCK
+        rest = self.draws(np.arange(start + whole, k)).source
+        counts = self._before[index] + self._counts(index, whole)
+        return counts + np.bincount(rest, minlength=self.sources)
+
     def _counts(self, stage: int, n: int) -> Longs:
         return _counts(self._tables[stage], n)[: self.sources]
 

@@ -40,4 +40,6 @@ def open_tokens(prefix: Path, reading: Reading | None = None) -> TokenStore:
     if not reading.verify:
         return store
     tokens = checked(store_paths(prefix)[0], store.tokens.dtype)
-    return TokenStore(prefix, cast("npt.NDArray[np.integer]", tokens), store.starts)
+    return TokenStore(
+        prefix, cast("npt.NDArray[np.integer]", tokens), store.starts, store.tokenizer
+    )

@@ -25,6 +25,11 @@ from meshwright.data.tolerance import BadSamples
 
 Longs = npt.NDArray[np.int64]
 
+_TOGETHER = 1 << 10  # samples, however short
+_TOGETHER_BYTES = (
+    1 << 20
+)  # of rows: a call costs as much as 100 KB, more than this leaves the cache
+
 
 class Rows(Protocol):
     """Samples of one length by number: see `windows.Windows` and `packing.PackedRows`."""
@@ -44,6 +49,10 @@ class Rows(Protocol):
 
     def read(self, indices: Longs) -> Longs:
         """Tokens of samples `indices` [m], int64 [m, seq_len + 1]."""
+
+    def documents(self, indices: Longs) -> npt.NDArray[np.int32]:
+        """The document of each of their tokens, counted from 0 in each sample, -1 for padding;
+        int32 [m, seq_len + 1]."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +171,15 @@ class MixedRows(Position):
             out[mine] = self.sources[source].read(draws.number[mine])
         return out
 
+    @cached_property
+    def at_once(self) -> int:
+        """How many samples are best read together. Of what is in memory a call costs more than a
+        small batch; of what has to be waited for, or may be bad, each batch is read for itself."""
+        if not all(getattr(rows, "in_memory", False) for rows in self.sources):
+            return 1
+        many = _TOGETHER_BYTES // (8 * (self.sources[0].seq_len + 1))
+        return max(1, min(many, _TOGETHER))
+
     @property
     def far(self) -> bool:
         """Whether some of it is fetched over a network."""
@@ -183,6 +201,11 @@ class MixedSamples(Position):
     def __post_init__(self) -> None:
         """Raises DataError where `order` is of other sources."""
         self._check(tuple(len(store) for store in self.sources))
+
+    @property
+    def at_once(self) -> int:
+        """How many samples are best read together: their size is their own."""
+        return 1
 
     def read(self, ks: Longs) -> list[Sample]:
         """Samples number `ks` [m] of the run."""

@@ -51,6 +51,12 @@ class PackedBatch:
     tokens: Longs
     documents: npt.NDArray[np.int32]
 
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, rows: slice) -> PackedBatch:
+        return PackedBatch(self.tokens[rows], self.documents[rows])
+
     @property
     def cu_seqlens(self) -> npt.NDArray[np.int32]:
         """Where each document begins in the rows laid end to end, and their end, as kernels with
@@ -74,6 +80,11 @@ class PackedRows:
         return -(-self.store.n_tokens // self.row)
 
     @property
+    def in_memory(self) -> bool:
+        """Whether reading is only copying."""
+        return isinstance(self._tokens, np.ndarray)
+
+    @property
     def efficiency(self) -> float:
         """Share of the places in all rows that hold a token."""
         return self.store.n_tokens / (len(self) * self.row)
@@ -91,7 +102,7 @@ class PackedRows:
 
     def read(self, indices: Longs) -> Longs:
         """Tokens of rows `indices` [m], int64 [m, seq_len + 1]."""
-        if not isinstance(self._tokens, np.ndarray):
+        if not self.in_memory:
             bring(self._tokens, self.spans(indices))
         out = np.full((len(indices), self.row), PAD, dtype=np.int64)
         for target, row in zip(out, indices, strict=True):
@@ -102,13 +113,18 @@ class PackedRows:
                 at += piece.length
         return out
 
-    def read_packed(self, indices: Longs) -> PackedBatch:
-        """Rows `indices` [m] with the documents of their tokens."""
+    def documents(self, indices: Longs) -> npt.NDArray[np.int32]:
+        """The document of each of their tokens, counted from 0 in each row, -1 where nothing is;
+        int32 [m, seq_len + 1]."""
         documents = np.full((len(indices), self.row), -1, dtype=np.int32)
         for target, row in zip(documents, indices, strict=True):
             lengths = [piece.length for piece in self.pieces(int(row))]
             target[: sum(lengths)] = np.repeat(np.arange(len(lengths)), lengths)
-        return PackedBatch(self.read(indices), documents)
+        return documents
+
+    def read_packed(self, indices: Longs) -> PackedBatch:
+        """Rows `indices` [m] with the documents of their tokens."""
+        return PackedBatch(self.read(indices), self.documents(indices))
 
     def whole_share(self, windows: Sequence[int] | None = None) -> float:
         """Share of the documents that fit a row and were left whole, over `windows` or all; 1 where

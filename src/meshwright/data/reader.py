@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -25,6 +25,10 @@ class Mixed(Protocol[T_co]):
     def order(self) -> Order:
         """Which sample is which."""
 
+    @property
+    def at_once(self) -> int:
+        """How many samples are best read together: see `order.MixedRows`."""
+
     def read_at(self, draws: Draws) -> T_co:
         """The content of a batch."""
 
@@ -38,7 +42,8 @@ class Mixed(Protocol[T_co]):
 @dataclass(frozen=True)
 class Batch(Generic[T]):
     """This reader's part of one global batch: tokens, int64 [m, seq_len + 1], or a list of samples;
-    and the sample of the run at which the next global batch begins."""
+    and the sample of the run at which the next global batch begins. Small batches are views of what
+    was read together."""
 
     content: T
     next_sample: int
@@ -52,10 +57,10 @@ class Plan:
     stop: int
     draws: Draws
 
-    def batch(self, index: int) -> Draws:
-        """Draws of batch `index`."""
+    def batches(self, first: int, stop: int) -> Draws:
+        """Draws of batches `first` to `stop`."""
         size = len(self.draws.source) // (self.stop - self.first)
-        at = slice((index - self.first) * size, (index - self.first + 1) * size)
+        at = slice((first - self.first) * size, (stop - self.first) * size)
         return Draws(self.draws.source[at], self.draws.number[at])
 
 
@@ -68,13 +73,22 @@ class BatchReader(Iterator[Batch[T]]):
 
     def __init__(self, data: Mixed[T], share: Share, start: int = 0) -> None:
         self.data, self.share, self.start = data, share, start
-        self._next = 0  # batches that this reader has read
+        self._next = 0  # batches that this reader has given
         self._plan = Plan(0, 0, Draws(np.zeros(0, np.int64), np.zeros(0, np.int64)))
+        self._size = len(share.samples(0))
+        self._held: Any = None  # of batches [_held_first, _held_stop)
+        self._held_first = self._held_stop = 0
 
     def __next__(self) -> Batch[T]:
-        batch = self.read(self._next)
+        index = self._next
+        if not self._held_first <= index < self._held_stop:
+            stop = index + max(1, self.data.at_once // self._size)
+            self._held = self.contents(index, stop)
+            self._held_first, self._held_stop = index, stop
+        at = (index - self._held_first) * self._size
+        content = cast(T, self._held[at : at + self._size])
         self._next += 1
-        return batch
+        return Batch(content, self.first_sample(index) + self.share.batch)
 
     def first_sample(self, index: int) -> int:
         """Where the global batch begins of which this reader's batch `index` is a part."""
@@ -83,18 +97,21 @@ class BatchReader(Iterator[Batch[T]]):
 
     def read(self, index: int) -> Batch[T]:
         """This reader's batch `index`, counted from `start`."""
-        plan = self._plan  # another thread may put a new one in its place meanwhile
-        if not plan.first <= index < plan.stop:
-            self._plan = plan = self._ahead(index)
-        content = self.data.read_at(plan.batch(index))
+        content = self.contents(index, index + 1)
         return Batch(content, self.first_sample(index) + self.share.batch)
 
-    def _ahead(self, index: int) -> Plan:
-        size = len(self.share.samples(0))
-        stop = index + max(1, _PLANNED_SAMPLES // size)
-        firsts = np.array([self.first_sample(number) for number in range(index, stop)])
+    def contents(self, first: int, stop: int) -> T:
+        """Of this reader's batches [first, stop) one after another, read together."""
+        plan = self._plan  # another thread may put a new one in its place meanwhile
+        if not plan.first <= first < stop <= plan.stop:
+            self._plan = plan = self._ahead(first, stop)
+        return self.data.read_at(plan.batches(first, stop))
+
+    def _ahead(self, first: int, stop: int) -> Plan:
+        stop = max(stop, first + _PLANNED_SAMPLES // self._size)
+        firsts = np.array([self.first_sample(number) for number in range(first, stop)])
         ks = firsts[:, None] + np.array(self.share.samples(0))
-        return Plan(index, stop, self.data.order.at(ks.ravel()))
+        return Plan(first, stop, self.data.order.at(ks.ravel()))
 
     def state_dict(self) -> dict[str, Any]:
         """One integer, and the fingerprint of what it counts; it does not depend on the share."""
@@ -104,3 +121,4 @@ class BatchReader(Iterator[Batch[T]]):
         """Go on where `state` was taken, by whatever share. Raises DataError for other data."""
         self.start, self._next = self.data.position_of(state), 0
         self._plan = Plan(0, 0, self._plan.draws)
+        self._held, self._held_first, self._held_stop = None, 0, 0

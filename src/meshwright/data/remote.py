@@ -9,13 +9,13 @@ import importlib
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,10 @@ from meshwright.data.store import TokenStore, read_index
 Fetch = Callable[[int, int], bytes]
 """Bytes [start, stop) of one file. Raises OSError."""
 
+T = TypeVar("T")
+
 _FIRST_TRIES = 4
+_SCANNED = 64  # blocks that are read side by side where all are looked through
 _GONE = (FileNotFoundError, PermissionError, IsADirectoryError)  # trying again would not help
 
 
@@ -121,12 +124,13 @@ class RemoteFile:
                 self.checked.add(block)
                 return kept
             self.cache.drop(self._key(block))
-        fresh = self._fetch(block)
+        fresh = self.fetch_block(block)
         self.cache.put(self._key(block), fresh)
         self.checked.add(block)
         return fresh
 
-    def _fetch(self, block: int) -> bytes:
+    def fetch_block(self, block: int) -> bytes:
+        """A block as it is there, checked and not kept. Raises DataError, or DamagedError."""
         start = block * self.block_bytes
         stop = min(start + self.block_bytes, self.size)
         where, why = f"{self.url}: bytes {start} to {stop}", ""
@@ -201,12 +205,41 @@ class RemoteBuild:
     cache: BlockCache
     patience: Patience
 
+    def size(self, name: str) -> int | None:
+        """Bytes of a file; None: it is not there. Raises DataError if that cannot be told."""
+        try:
+            return int(_told_as_os(lambda: self.files.size(f"{self.root}/{name}")))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            fix = "is the network or the storage down?"
+            raise DataError(f"{self.url}/{name}: cannot be read: {_words(error)}; {fix}") from error
+
+    def whole(self, name: str) -> bytes:
+        """All of a small file, unchecked. Raises DataError."""
+        return read_whole(self.files, self.root, self.url, name, self.patience)
+
+    def blocks(self, part: str) -> Iterator[bytes | str]:
+        """Each block of the .bin of `part` in turn, or what is wrong with it; nothing is cached.
+        Raises DataError if they cannot be had."""
+        file, _ = self._open(part)
+
+        def read(block: int) -> bytes | str:
+            try:
+                return file.fetch_block(block)
+            except DamagedError as error:
+                return str(error)
+
+        with ThreadPoolExecutor(file.at_once) as pool:
+            for group in range(0, file.sums.size, _SCANNED):
+                yield from pool.map(read, range(group, min(group + _SCANNED, file.sums.size)))
+
     def tokens(self, part: str) -> TokenStore:
         """The token store `part`. Raises DataError."""
         file, index = self._open(part)
-        dtype, starts = read_index(Path(f"{self.url}/{part}"), index, file.size)
+        dtype, starts, tokenizer = read_index(Path(f"{self.url}/{part}"), index, file.size)
         tokens = cast("npt.NDArray[np.integer]", RemoteArray(file, dtype))
-        return TokenStore(Path(part), tokens, starts)
+        return TokenStore(Path(part), tokens, starts, tokenizer)
 
     def samples(self, part: str) -> SampleStore:
         """The sample store `part`. Raises DataError."""
@@ -221,7 +254,7 @@ class RemoteBuild:
         if any(name not in self.manifest["files"] for name in names):
             raise DataError(f"{self.url}: has no {part}; name another part or build it")
         path, url = f"{self.root}/{names[0]}", f"{self.url}/{names[0]}"
-        index, sums = (self._whole(name) for name in names[1:])
+        index, sums = (self._checked(name) for name in names[1:])
         file = RemoteFile(
             url,
             self.manifest["files"][names[0]]["bytes"],
@@ -233,8 +266,8 @@ class RemoteBuild:
         )
         return file, index
 
-    def _whole(self, name: str) -> bytes:
-        content = read_whole(self.files, self.root, self.url, name, self.patience)
+    def _checked(self, name: str) -> bytes:
+        content = self.whole(name)
         if sha256(content).hexdigest() != self.manifest["files"][name]["sha256"]:
             raise DataError(f"{self.url}/{name}: damaged (its hash differs); upload it again")
         return content
@@ -290,7 +323,7 @@ def read_whole(files: Any, root: str, url: str, name: str, patience: Patience) -
     raise AssertionError("a try at least")
 
 
-def _told_as_os(read: Callable[[], bytes]) -> bytes:
+def _told_as_os(read: Callable[[], T]) -> T:
     """What `read` gives. Storage of each kind has errors of its own: all become an OSError."""
     try:
         return read()

@@ -3,7 +3,9 @@
 The format is that of Megatron-LM (`megatron/core/datasets/indexed_dataset.py`, version 1), all
 little-endian: magic, u64 version, u8 type code, u64 sequences S, u64 entries D of the document
 index, then int32[S] lengths, int64[S] byte offsets, int64[D] document index (sequence numbers,
-from 0 to S). Our own stores have one sequence per document.
+from 0 to S). Our own stores have one sequence per document. Those of a build have the SHA-256 of
+the tokenizer behind that, after `MWTOKID` and a zero byte: who reads by the header's counts, as
+Megatron does, does not see it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from meshwright.base.errors import DataError
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
 _VERSION = 1
+_TOKENIZER_MAGIC, _SHA_BYTES = b"MWTOKID\x00", 32
 _CODES: dict[int, np.dtype[Any]] = {4: np.dtype("<i4"), 8: np.dtype("<u2")}
 _LONGEST_DOCUMENT = 2**31 - 1  # tokens; lengths are int32
 _UINT16_VOCAB_LIMIT = 65_500  # Megatron's own: below it ids are uint16, else int32
@@ -36,11 +39,13 @@ class TokenStore:
 
     `tokens`: ids of all documents back to back, memory-mapped, [n_tokens].
     `starts`: where each document begins in it, and n_tokens at the end, int64 [n_documents + 1].
+    `tokenizer`: the SHA-256 of the one whose ids these are, in hex; empty where it is not told.
     """
 
     prefix: Path
     tokens: npt.NDArray[np.integer]
     starts: npt.NDArray[np.int64]
+    tokenizer: str = ""
 
     @property
     def n_tokens(self) -> int:
@@ -68,6 +73,16 @@ def bring(tokens: Any, spans: Iterable[tuple[int, int]]) -> None:
         fetch(spans)
 
 
+def check_tokenizer(store: TokenStore, sha256: str, where: str) -> None:
+    """Refuse a store whose ids are of another tokenizer than that of `sha256`, which the build
+    `where` names: files of two builds were mixed up. Raises DataError."""
+    if store.tokenizer not in ("", sha256):
+        raise DataError(
+            f"{where}/{store.prefix.name}.idx: its ids are of tokenizer {store.tokenizer[:12]}, "
+            f"the manifest tells {sha256[:12]}; fetch or build it again"
+        )
+
+
 def open_store(prefix: Path) -> TokenStore:
     """Open `prefix`.bin and .idx. Raises DataError if they are absent, torn or do not match."""
     bin_path, idx_path = store_paths(prefix)
@@ -76,22 +91,25 @@ def open_store(prefix: Path) -> TokenStore:
         bin_bytes = bin_path.stat().st_size
     except OSError as error:
         raise DataError(f"token store {prefix}: {error.filename}: {error.strerror}") from error
-    dtype, starts = read_index(prefix, index, bin_bytes)
-    return TokenStore(prefix, np.memmap(bin_path, dtype=dtype, mode="r"), starts)
+    dtype, starts, tokenizer = read_index(prefix, index, bin_bytes)
+    return TokenStore(prefix, np.memmap(bin_path, dtype=dtype, mode="r"), starts, tokenizer)
 
 
 def read_index(
     prefix: Path, index: bytes, bin_bytes: int
-) -> tuple[np.dtype[Any], npt.NDArray[np.int64]]:
-    """(id type, where each document begins and the last ends) of what an .idx holds beside a .bin
-    of `bin_bytes`. Raises DataError if they are torn, do not match or hold nothing."""
+) -> tuple[np.dtype[Any], npt.NDArray[np.int64], str]:
+    """(id type, where each document begins and the last ends, hash of the tokenizer or nothing) of
+    what an .idx holds beside a .bin of `bin_bytes`. Raises DataError if they are torn, do not match
+    or hold nothing."""
+    index, tokenizer = _without_tokenizer(index)
     dtype, lengths, document_index = _parse_index(prefix, index)
     n_tokens = int(lengths.sum(dtype=np.int64))
     if bin_bytes != n_tokens * dtype.itemsize:
         raise _torn(prefix, f".bin has {bin_bytes} bytes, .idx tells {n_tokens * dtype.itemsize}")
     if not n_tokens:
         raise _torn(prefix, "it holds no tokens")
-    return dtype, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])[document_index]
+    starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])[document_index]
+    return dtype, starts, tokenizer
 
 
 def store_paths(prefix: Path) -> tuple[Path, Path]:
@@ -102,9 +120,11 @@ def store_paths(prefix: Path) -> tuple[Path, Path]:
 class StoreWriter:
     """Appends documents to a store that does not exist yet; see `write_store`."""
 
-    def __init__(self, stream: BufferedWriter, vocab: int, end_of_text: int) -> None:
+    def __init__(
+        self, stream: BufferedWriter, vocab: int, end_of_text: int, tokenizer: str = ""
+    ) -> None:
         self._stream = stream
-        self._vocab = vocab
+        self._vocab, self._tokenizer = vocab, tokenizer
         self._end_of_text = np.array([end_of_text])
         self._code = 8 if vocab < _UINT16_VOCAB_LIMIT else 4
         self._length = 0
@@ -146,12 +166,16 @@ class StoreWriter:
         offsets = np.concatenate([[0], ends[:-1]]).astype("<i8")[: lengths.size]
         documents = np.arange(lengths.size + 1, dtype="<i8")
         header = _HEADER.pack(_MAGIC, _VERSION, self._code, lengths.size, documents.size)
-        return header + lengths.tobytes() + offsets.tobytes() + documents.tobytes()
+        told = _TOKENIZER_MAGIC + bytes.fromhex(self._tokenizer) if self._tokenizer else b""
+        return header + lengths.tobytes() + offsets.tobytes() + documents.tobytes() + told
 
 
 @contextmanager
-def write_store(prefix: Path, vocab: int, end_of_text: int) -> Iterator[StoreWriter]:
+def write_store(
+    prefix: Path, vocab: int, end_of_text: int, tokenizer: str = ""
+) -> Iterator[StoreWriter]:
     """A writer whose store appears at `prefix` when the block ends without an exception.
+    `tokenizer`: the SHA-256 of the one whose ids are written, in hex, if that is to be told.
 
     Ids are uint16 for a vocab below 65,500 and int32 from there on. A store exists when its .idx
     does, so that is removed first and published last: a kill at any point leaves the old store,
@@ -161,7 +185,7 @@ def write_store(prefix: Path, vocab: int, end_of_text: int) -> Iterator[StoreWri
     bin_part, idx_part = (Path(f"{path}.{os.getpid()}.part") for path in (bin_path, idx_path))
     try:
         with bin_part.open("wb") as stream:
-            writer = StoreWriter(stream, vocab, end_of_text)
+            writer = StoreWriter(stream, vocab, end_of_text, tokenizer)
             yield writer
             _flush(stream)
         with idx_part.open("wb") as stream:
@@ -178,6 +202,14 @@ def write_store(prefix: Path, vocab: int, end_of_text: int) -> Iterator[StoreWri
 def _flush(stream: BufferedWriter) -> None:
     stream.flush()
     os.fsync(stream.fileno())
+
+
+def _without_tokenizer(index: bytes) -> tuple[bytes, str]:
+    """An .idx as Megatron has it, and the hash of the tokenizer that may stand behind it."""
+    at = len(index) - _SHA_BYTES - len(_TOKENIZER_MAGIC)
+    if at < 0 or not index.startswith(_TOKENIZER_MAGIC, at):
+        return index, ""
+    return index[:at], index[-_SHA_BYTES:].hex()
 
 
 def _parse_index(

@@ -53,6 +53,10 @@ class TolerantRows:
                 [self._read_one(index) for index in np.split(indices, len(indices))]
             )
 
+    def documents(self, indices: Longs) -> npt.NDArray[np.int32]:
+        """The document of each of their tokens as if none were bad, int32 [m, seq_len + 1]."""
+        return self.rows.documents(indices)
+
     def _checked(self, indices: Longs) -> Longs:
         found = self.rows.read(indices)
         if self.vocab is not None and found.size and (highest := int(found.max())) >= self.vocab:

@@ -35,6 +35,11 @@ class Windows:
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether reading is only copying."""
+        return self._grid is not None
+
     def spread(self, count: int) -> npt.NDArray[np.int64]:
         """Up to `count` windows evenly over the store, so that no few files decide a figure."""
         count = min(count, len(self))
@@ -58,6 +63,12 @@ class Windows:
             start = index * self.seq_len
             target[:] = self._tokens[start : start + self.seq_len + 1]
         return out
+
+    def documents(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """The document of each of their tokens, counted from 0 in each, int32 [m, seq_len + 1]."""
+        places = indices[:, None] * self.seq_len + np.arange(self.seq_len + 1)
+        found = np.searchsorted(self.store.starts, places, side="right")
+        return (found - found[:, :1]).astype(np.int32)
 
 
 def _overlapping(

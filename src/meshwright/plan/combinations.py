@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.base.errors import ConfigError
 from meshwright.plan.activations import recompute_plan
-from meshwright.plan.expert_rules import check_experts, divisors
+from meshwright.plan.expert_rules import check_experts, divisor_words
 from meshwright.plan.layout import V_SCHEDULES, Layout, expert_grid
 from meshwright.plan.resilience import check_kept, check_survivable
 
@@ -62,7 +62,7 @@ def _check_domain(layout: Layout) -> None:
             "layout.domain",
             layout.domain,
             f"does not divide the number of replicas, {replicas} ({what}); "
-            f"set {divisors(replicas)}, or 0",
+            f"set {divisor_words(replicas)}, or 0",
         )
     if layout.grad_compression != "none":
         raise ConfigError(
@@ -103,7 +103,7 @@ def _check_tensor(job: Job) -> None:
             raise ConfigError(
                 "layout.tp",
                 layout.tp,
-                f"does not divide model.{name} = {size}; it takes {divisors(size)}",
+                f"does not divide model.{name} = {size}; it takes {divisor_words(size)}",
             )
 
 
@@ -137,7 +137,7 @@ def _check_context(job: Job) -> None:
             "layout.cp",
             layout.cp,
             f"does not divide the {heads} heads of a rank (model.heads / layout.tp), which "
-            f"cp_method = 'ulysses' shares out; it takes {divisors(heads)}, or set "
+            f"cp_method = 'ulysses' shares out; it takes {divisor_words(heads)}, or set "
             "cp_method = 'ring'",
         )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -42,6 +44,11 @@ def describe_plan(job: Job) -> dict[str, Any]:
     question = question_of(job, calibrated(job.cluster.ref))
     prediction = predict(question, job.layout).document()
     ranges = stage_layers(job.model, job.layout, seq_len)
+
+    @cache
+    def held(layers: tuple[int, ...], holds: tuple[str, ...]) -> int:  # the same for many ranks
+        return _held_params(job.model, layers, holds, job.layout)
+
     return {
         "layout": job.layout.model_dump(),
         "label": job.layout.label,
@@ -54,7 +61,7 @@ def describe_plan(job: Job) -> dict[str, Any]:
         "peak_flops_per_chip": None,
         "peak_source": "measured at start: best of 5 products of 1024 x 1024 matrices; "
         "workers that share cores share their peak",
-        "ranks": [asdict(_rank_plan(job, rank, ranges)) for rank in range(job.layout.world)],
+        "ranks": [asdict(_rank_plan(job, rank, ranges, held)) for rank in range(job.layout.world)],
         "assumptions": [
             "model FLOPs: 6 per weight of every matrix product and causal attention, "
             "of the experts that a token goes to; no recomputation",
@@ -64,7 +71,12 @@ def describe_plan(job: Job) -> dict[str, Any]:
     }
 
 
-def _rank_plan(job: Job, rank: int, ranges: list[range]) -> RankPlan:
+def _rank_plan(
+    job: Job,
+    rank: int,
+    ranges: list[range],
+    held: Callable[[tuple[int, ...], tuple[str, ...]], int],
+) -> RankPlan:
     layout, where = job.layout, coordinates(job.layout, rank)
     stages = stages_of(where.pp, layout.schedule, layout.pp, layout.chunks)
     ends = (("embed", 0), ("head", layout.virtual_stages - 1))
@@ -77,7 +89,7 @@ def _rank_plan(job: Job, rank: int, ranges: list[range]) -> RankPlan:
         **asdict(where),
         layers=layers,
         holds=holds,
-        params=_held_params(job.model, layers, holds, layout),
+        params=held(layers, holds),
     )
 
 

@@ -76,7 +76,7 @@ def _check_places(job: Job) -> None:
             "layout.ep",
             layout.ep,
             f"does not divide {places}; it takes "
-            f"{divisors(model.n_experts + layout.expert_replicas)}",
+            f"{divisor_words(model.n_experts + layout.expert_replicas)}",
         )
 
 
@@ -124,6 +124,6 @@ def _check_copies(layout: Layout) -> None:
         )
 
 
-def divisors(size: int) -> str:
+def divisor_words(size: int) -> str:
     """The divisors of `size` up to 64, as text."""
     return ", ".join(str(n) for n in range(1, min(size, 64) + 1) if size % n == 0)

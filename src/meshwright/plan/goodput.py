@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.checkpoint.interval import daly_interval_s
 from meshwright.models.spec import ModelSpec
 from meshwright.plan.search_question import Question
 
@@ -53,16 +54,6 @@ class Goodput:
     def document(self) -> dict[str, Any]:
         """As plain JSON."""
         return dict(vars(self))
-
-
-def daly_interval_s(write_s: float, mtbf_s: float) -> float:
-    """The interval between checkpoints that loses least time: Daly's higher-order form of Young's
-    sqrt(2 delta M), M where a write takes as long as 2 M (J. T. Daly, FGCS 22, 2006)."""
-    if write_s >= 2 * mtbf_s:
-        return mtbf_s
-    ratio = write_s / (2 * mtbf_s)
-    young = math.sqrt(2 * write_s * mtbf_s)
-    return young * (1 + math.sqrt(ratio) / 3 + ratio / 9) - write_s
 
 
 def goodput(question: Question, how: Reliability, beside_params: float = 0.0) -> Goodput:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from math import ceil
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PlainValidator, field_validator, model_validator
 
 from meshwright.base.config import apply_override, parse, read_toml
 from meshwright.base.errors import ConfigError
@@ -95,11 +95,42 @@ class OptimizerSection(Section):
         return self
 
 
+def _steps_or_auto(value: object) -> int | Literal["auto"]:
+    if value == "auto":
+        return "auto"
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError('a number of steps, or "auto"')
+    if value < 1:
+        raise ValueError('must be greater than 0, or "auto"')
+    return value
+
+
 class CheckpointSection(Section):
     """`[checkpoint]`."""
 
-    every: int = Field(default=100, gt=0, description="steps; the last step always saves")
-    keep: int = Field(default=2, gt=0, description="newest checkpoints kept")
+    every: Annotated[int | Literal["auto"], PlainValidator(_steps_or_auto)] = Field(
+        default=100,
+        description='steps, or "auto": by what a save costs; the last step always saves',
+    )
+    keep: int = Field(
+        default=2, gt=0, description="newest checkpoints kept, and older verified ones"
+    )
+    store: str = Field(
+        default="", description="folder or address (s3://...) of the store; the run's own if empty"
+    )
+    branch: str = Field(
+        default="main",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$",
+        description="where the commits of the run go",
+    )
+    deltas: bool = Field(default=False, description="save every step too, as its change")
+    compress: bool = Field(default=True, description="without loss")
+    encrypt: str = Field(
+        default="", description="who wraps the keys: file:PATH, kms:ALIAS or vault:URL"
+    )
+    replica: str = Field(default="", description="another store, that damage is repaired from")
+    copy_bytes: int = Field(default=0, ge=0, description="host memory for copies; 0: as needed")
+    deadline_s: float = Field(default=600.0, gt=0, description="longest wait for a part of a rank")
 
 
 class ResilienceSection(Section):
@@ -152,7 +183,16 @@ def _with_absolute_paths(job: Job) -> Job:
     found = {one: str(_at_home(one).absolute()) for one in named if _at_home(one).exists()}
     tokenizer = found.get(job.data.tokenizer, job.data.tokenizer)
     data = with_paths(job.data, found).model_copy(update={"tokenizer": tokenizer})
-    return job.model_copy(update={"data": data})
+    stores = {
+        key: str(_at_home(place).absolute())
+        for key in ("store", "replica")
+        if (place := getattr(job.checkpoint, key)) and "://" not in place
+    }
+    kind, _, path = job.checkpoint.encrypt.partition(":")
+    if kind == "file" and path:
+        stores["encrypt"] = f"file:{_at_home(path).absolute()}"
+    checkpoint = job.checkpoint.model_copy(update=stores)
+    return job.model_copy(update={"data": data, "checkpoint": checkpoint})
 
 
 def _at_home(path: str) -> Path:

@@ -14,17 +14,7 @@ from meshwright.base.errors import ConfigError
 from meshwright.plan.job import Job
 from meshwright.plan.own_rank import Rank
 from meshwright.plan.own_step import Step
-
-PARTS = (
-    "weights",
-    "masters",
-    "gradients",
-    "moments",
-    "activations",
-    "temporary",
-    "communication",
-    "other",
-)
+from meshwright.plan.parts import PARTS
 
 
 @dataclass(frozen=True)
@@ -59,7 +49,7 @@ def own_step(job: Job, rank: int = 0) -> OwnStep:
     here = Rank(job, rank)
     Step(here).run()
     peak = here.tape.peak
-    parts = {part: peak[part] for part in PARTS}
+    parts: dict[str, int] = {part: peak[part] for part in PARTS}
     parts["communication"] += peak["travelling"]
     return OwnStep(
         peak_bytes=sum(parts.values()),

@@ -242,7 +242,7 @@ class Step:
         layers = sum(rank.spec.is_moe(i) for stage in self.stages.values() for i in stage.layers)
         if layers:
             rank.say("lanes", "all_reduce", 8 * layers * rank.spec.n_experts)
-        rank.say("world", "all_reduce", 48)
+        rank.say("world", "all_reduce", 56)
 
     def _sum_tied(self, copies: list[int]) -> None:
         rank = self.rank

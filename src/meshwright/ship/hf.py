@@ -12,12 +12,12 @@ import json
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from meshwright.base.errors import CheckpointError, ConfigError, DataError, InputError
 from meshwright.data.tokenizer import check_fits, load_tokenizer
@@ -25,9 +25,8 @@ from meshwright.models.hf_config import to_config
 from meshwright.models.hf_folder import CONFIG_NAME, TOKENIZER_NAME, folder_spec, read_json
 from meshwright.models.spec import ModelSpec
 from meshwright.ship.hf_weights import Array, Read, Weight, hf_weights
-
-_SINGLE_NAME = "model.safetensors"
-_INDEX_NAME = "model.safetensors.index.json"
+from meshwright.ship.lying import Lies
+from meshwright.ship.tensor_file import INDEX_NAME, SINGLE_NAME, Entry, write_shards
 
 
 def export_hf(
@@ -37,11 +36,13 @@ def export_hf(
     end_of_text: int,
     out_dir: Path,
     max_shard_bytes: int = 5_000_000_000,
+    lies: Lies | None = None,
 ) -> Path:
     """Write the model as a folder that `transformers` loads, in fp32; returns `out_dir`.
 
     `read(name)` gives a parameter by our name, whole, fp32, and routing biases (`bias_names` of
-    `hf_weights`); one shard at a time is held in memory, and what its last tensor was part of.
+    `hf_weights`); one tensor at a time is held in memory, and what it is part of. What `lies` says
+    to lie in a store as it is needed is copied from there instead.
     The folder appears by one rename; a model that `out_dir` holds already is replaced. Raises
     InputError (ConfigError, DataError) before anything is written, CheckpointError if a parameter
     has another shape than the model or the folder cannot be written.
@@ -61,7 +62,8 @@ def export_hf(
         _write_json(tmp / "generation_config.json", ends)
         shutil.copyfile(tokenizer_path, tmp / TOKENIZER_NAME)
         _write_json(tmp / "tokenizer_config.json", _tokenizer_config(spec, token))
-        _write_weights(tmp, _shards(hf_weights(spec), max_shard_bytes), _holding_last(read))
+        entries = list(_entries(hf_weights(spec), _holding_last(read), lies))
+        write_shards(tmp, entries, max_shard_bytes, lies.holding if lies else None)
         _publish(tmp, out_dir)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{out_dir}: cannot be written ({error}); free space") from error
@@ -137,36 +139,11 @@ def _tokenizer_config(spec: ModelSpec, end_token: str) -> dict[str, Any]:
     }
 
 
-def _shards(weights: list[Weight], max_bytes: int) -> list[list[Weight]]:
-    """Weights in order, cut so that no shard but one with a single tensor exceeds `max_bytes`."""
-    shards: list[list[Weight]] = [[]]
+def _entries(weights: list[Weight], read: Read, lies: Lies | None) -> Iterator[Entry]:
     for weight in weights:
-        held = sum(one.size_bytes for one in shards[-1])
-        if shards[-1] and held + weight.size_bytes > max_bytes:
-            shards.append([])
-        shards[-1].append(weight)
-    return shards
-
-
-def _write_weights(folder: Path, shards: list[list[Weight]], read: Read) -> None:
-    names = list(_shard_names(len(shards)))
-    for name, shard in zip(names, shards, strict=True):
-        tensors = {weight.hf_name: weight.pack(read) for weight in shard}
-        save_file(tensors, folder / name, metadata={"format": "pt"})
-    if len(shards) > 1:
-        held = list(zip(names, shards, strict=True))
-        size = sum(weight.size_bytes for shard in shards for weight in shard)
-        weight_map = {weight.hf_name: name for name, shard in held for weight in shard}
-        index = {"metadata": {"total_size": size}, "weight_map": weight_map}
-        _write_json(folder / _INDEX_NAME, index)
-
-
-def _shard_names(count: int) -> Iterator[str]:
-    if count == 1:
-        yield _SINGLE_NAME
-        return
-    for number in range(1, count + 1):
-        yield f"model-{number:05d}-of-{count:05d}.safetensors"
+        spans = lies(weight) if lies else None
+        array = partial(weight.pack, read)
+        yield Entry(weight.hf_name, "float32", weight.shape, array, spans)
 
 
 def _is_replaceable(folder: Path) -> bool:
@@ -191,12 +168,12 @@ def _publish(tmp: Path, out_dir: Path) -> None:
 
 def _weight_files(folder: Path) -> dict[str, str]:
     """File of each tensor."""
-    if (folder / _INDEX_NAME).is_file():
-        return dict(read_json(folder / _INDEX_NAME)["weight_map"])
-    path = folder / _SINGLE_NAME
+    if (folder / INDEX_NAME).is_file():
+        return dict(read_json(folder / INDEX_NAME)["weight_map"])
+    path = folder / SINGLE_NAME
     try:
         with safe_open(path, framework="pt") as file:
-            return dict.fromkeys(file.keys(), _SINGLE_NAME)
+            return dict.fromkeys(file.keys(), SINGLE_NAME)
     except (OSError, SafetensorError) as error:
         raise InputError(f"{path}: cannot be read ({error}); fetch the model again") from error
 

@@ -28,16 +28,20 @@ class Part:
     index: int = 0
     count: int = 0
 
+    @property
+    def whole(self) -> Shape:
+        """Shape of our parameter."""
+        return (self.count, *self.shape) if self.count else self.shape
+
     def take(self, read: Read) -> Array:
         """The part out of our parameter.
 
         Raises CheckpointError naming a parameter whose shape is not that of the model.
         """
         array = read(self.name)
-        expected = (self.count, *self.shape) if self.count else self.shape
-        if array.shape != expected:
+        if array.shape != self.whole:
             raise CheckpointError(
-                f"{self.name}: shape {array.shape}, the model has {expected}; "
+                f"{self.name}: shape {array.shape}, the model has {self.whole}; "
                 "export with the [model] that was trained"
             )
         part: Array = array[self.index] if self.count else array
@@ -105,6 +109,14 @@ class Weight:
         if self.pairs is not None:
             stacked = self.pairs.pack(stacked)
         return np.ascontiguousarray(stacked.T if self.transposed else stacked, dtype=np.float32)
+
+    def stretches(self) -> list[tuple[Part, int, int]] | None:
+        """The parts whose bytes, one after another, are those of the tensor: elements [first, stop)
+        of our whole parameter each. None if elements change places."""
+        if self.transposed or self.pairs is not None:
+            return None
+        sizes = [(part, prod(part.shape)) for part in self.parts]
+        return [(part, part.index * size, (part.index + 1) * size) for part, size in sizes]
 
     def unpack(self, packed: Array, name: str) -> Array:
         """Our parameter `name` (or the entry of it), one of the parts, out of the tensor."""

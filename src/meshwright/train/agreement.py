@@ -32,6 +32,7 @@ from meshwright.train.optim import Updated, learning_rate
 from meshwright.train.trainer import Trainer
 
 _WORD_BYTES = 8
+_OTHER = "the state that it took over is not that of the rank that was lost"
 _CHANGED = "its state changed in memory between two updates"
 
 
@@ -98,8 +99,12 @@ class Guard:
         twins: FabricGroup | None,
         tell: Callable[[Finding], object],
         halt: Callable[[], NoReturn],
+        witness: Callable[[int, int], object] = lambda _applied, _total: None,
     ) -> None:
+        """`witness` is told what the state comes to after so many steps."""
         self._trainer, self._twins, self._tell, self._halt = trainer, twins, tell, halt
+        self._witness, self._witnessed = witness, -1
+        self._expected: tuple[int, int] | None = None
         self._state: tuple[int, int] | None = None  # masters and moments after the last update
         self._grads: int | None = None  # at the last vote
         self._tried: tuple[int, int] | None = None  # the last step, and what its gradients were
@@ -110,10 +115,12 @@ class Guard:
     def before_vote(self, step: int) -> None:
         """See `trainer.Guard`."""
         start = time.perf_counter()
+        self._hold_against(step)
         if self._state is None:
             self._state = self._sums_of_state()
         elif self._sum_of_masters() != self._state[0]:
             self._convict(step, _CHANGED)
+        self._bear_witness(step)
         self._grads = self._sum_of_grads()
         same_step = self._tried is not None and self._tried[0] == step
         before = self._tried[1] if self._tried is not None and same_step else self._grads
@@ -126,6 +133,7 @@ class Guard:
     def before_update(self, step: int) -> None:
         """See `trainer.Guard`."""
         start = time.perf_counter()
+        self._hold_against(step)
         self.verify(step)
         if self._grads not in (None, self._sum_of_grads()):
             self._convict(step, "its gradients changed in memory after they were added up")
@@ -135,10 +143,37 @@ class Guard:
         """See `trainer.Guard`."""
         start = time.perf_counter()
         self._state = self._sums_of_state()
+        self._bear_witness(self._trainer.applied)
         self.seconds += time.perf_counter() - start
+
+    def expect(self, applied: int, total: int) -> None:
+        """The state that this rank was given has to come to `total` with so many steps in it."""
+        self._expected = applied, total
+
+    def check_given(self) -> None:
+        """Have what was expected of a state compared before anybody gets it from here."""
+        self._hold_against(self._trainer.applied)
+
+    def _hold_against(self, applied: int) -> None:
+        """Compare a state that was given, with so many steps in it, with what was told of it."""
+        if self._expected is None:
+            return
+        (told, total), self._expected = self._expected, None
+        self._state = self._sums_of_state()
+        if told == applied and _wrapped(sum(self._state)) != total:
+            self._convict(applied, _OTHER)
+
+    def _bear_witness(self, applied: int) -> None:
+        """Not of a rank with twins: they compare anyway, and one that errs may not know it yet."""
+        if self._twins is not None:
+            return
+        if self._state is not None and self._witnessed != applied:
+            self._witnessed = applied
+            self._witness(applied, _wrapped(sum(self._state)))
 
     def verify(self, step: int) -> None:
         """That the state is as the last update left it. Raises RunError, after it was told."""
+        self._hold_against(self._trainer.applied)
         if self._state not in (None, self._sums_of_state()):
             self._convict(step, _CHANGED)
 

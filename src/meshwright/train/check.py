@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from meshwright.base.events import EventWriter, Kind, WorkerContext
+from meshwright.checkpoint.opening import StoreAt, read_commit
 from meshwright.plan.job import Job
 from meshwright.train.batches import step_batches
 from meshwright.train.compare import GRADIENTS, STATE, TRACE
@@ -29,7 +30,7 @@ class CheckArgs:
     steps: int
     out_dir: str
     end_of_text: int
-    start_from: str | None = None  # a checkpoint; None: weights are drawn
+    start_from: str | None = None  # a commit, STORE#ID; None: weights are drawn
 
 
 def main(context: WorkerContext) -> None:
@@ -44,7 +45,7 @@ def main(context: WorkerContext) -> None:
         if args.start_from is None:
             trainer.initialise()
         else:
-            load_state(trainer, Path(args.start_from))
+            load_state(trainer, read_commit(args.start_from))
         samples = open_samples(args.train_prefix, job, args.end_of_text)
         trace = []
         for step in range(args.steps):
@@ -52,9 +53,9 @@ def main(context: WorkerContext) -> None:
             agreed = trainer.gradients(step_batches(job, mesh, samples, step), step=step)
             if step == 0:
                 mean = owned_gradients(trainer, 1 / max(agreed.tokens, 1))
-                save(out / GRADIENTS, 0, mesh, mean, {})
+                save(StoreAt(str(out / GRADIENTS)), 0, mesh, mean, {})
             trainer.update(step, agreed)
             trace.append(asdict(agreed))
-        save(out / STATE, 0, mesh, owned_state(trainer), {})
+        save(StoreAt(str(out / STATE)), 0, mesh, owned_state(trainer), {})
         if mesh.rank == 0:
             (out / TRACE).write_text(json.dumps(trace))

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from meshwright.base.errors import CheckpointError
+from meshwright.checkpoint.opening import newest
 from meshwright.checkpoint.pieces import FloatArray
-from meshwright.checkpoint.reader import Reader
-from meshwright.checkpoint.store import latest
 
 TRACE, GRADIENTS, STATE = "trace.json", "gradients", "state"
 # A gradient below this share of the global norm in both runs is rounding: fp32's epsilon.
@@ -149,7 +148,7 @@ def _relative(value: float, reference: float) -> float:
 
 
 def _tensors(reference: Path, theirs: Path, limit: float) -> Iterator[TensorDifference]:
-    ours, other = _open(reference), _open(theirs)
+    ours, other = newest(reference), newest(theirs)
     names = [name for name in ours.names if name.partition("/")[0] in _KINDS]
     theirs_too = [name for name in other.names if name.partition("/")[0] in _KINDS]
     if unequal := set(names) ^ set(theirs_too):
@@ -158,13 +157,6 @@ def _tensors(reference: Path, theirs: Path, limit: float) -> Iterator[TensorDiff
         kind, _, name = stored.partition("/")
         what = _KINDS[kind]
         yield tensor_difference(name, what, ours.read(stored), other.read(stored), limit)
-
-
-def _open(root: Path) -> Reader:
-    commit = latest(root)
-    if commit is None:
-        raise CheckpointError(f"{root}: nothing was saved here; the run did not get that far")
-    return Reader(commit.path)
 
 
 def tensor_difference(

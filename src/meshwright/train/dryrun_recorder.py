@@ -15,28 +15,8 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-Part = Literal[
-    "weights",
-    "masters",
-    "gradients",
-    "moments",
-    "activations",
-    "temporary",
-    "communication",
-    "other",
-    "host",
-    "travelling",
-]
-PARTS: tuple[Part, ...] = (
-    "weights",
-    "masters",
-    "gradients",
-    "moments",
-    "activations",
-    "temporary",
-    "communication",
-    "other",
-)
+from meshwright.plan.parts import PARTS, Part
+
 Phase = Literal["forward", "backward", "recompute"]
 
 _PASSING: tuple[Part, ...] = ("temporary", "travelling")

@@ -48,6 +48,11 @@ class Met(Exception):  # noqa: N818 (no error: also the way out of a step that i
             )
         return bool(lost)
 
+    def expected(self, rank: int) -> tuple[int, int] | None:
+        """Steps in the state of a rank that was lost, and what it came to, as far as was told."""
+        told = [one.seen for one in self.standings if one.seen is not None]
+        return next(((applied, total) for of, applied, total in told if of == rank), None)
+
     def lacking(self, keeping: Keeping) -> list[tuple[int, int]]:
         """(ward, keeper) where the keeper has not the state of the ward."""
         return [

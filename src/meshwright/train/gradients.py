@@ -19,7 +19,8 @@ _ROW = 4096  # numbers whose squares are added up in fp32
 @dataclass(frozen=True)
 class Vote:
     """What all ranks agree on at the end of a step; `grad_norm` is that of the mean gradient,
-    `router_loss` what the routers' losses add to the mean `loss`; `bad` samples were left out."""
+    `router_loss` what the routers' losses add to the mean `loss`; `bad` samples were left out;
+    `save` says how the step is to be saved (see `saving.Due`), by the first rank's clock."""
 
     loss: float
     tokens: int
@@ -27,6 +28,7 @@ class Vote:
     stop: bool
     router_loss: float = 0.0
     bad: int = 0
+    save: int = 0
 
     @property
     def finite(self) -> bool:
@@ -105,9 +107,11 @@ def vote(
     stop: bool,
     loss_scale: float = 1.0,
     bad: int = 0,
+    save: int = 0,
 ) -> Vote:
-    """Agree on loss, valid tokens, gradient norm and whether to stop, in one small all-reduce: the
-    one time in a step that this process waits for the chip.
+    """Agree on loss, valid tokens, gradient norm and whether to stop or save, in one small
+    all-reduce: the one time in a step that this process waits for the chip. All but one rank have
+    nothing to say on `save`.
 
     Gradients are those of `loss_scale` times the loss; what is agreed on is not.
     """
@@ -120,14 +124,23 @@ def vote(
         float(stop),
         sums.penalty,
         bad,
+        save,
     ]
     total = torch.stack([_fp64(x, sums.loss.device) for x in mine])
     mesh.world.all_reduce(total)
-    squares, loss, tokens, stops, penalty, left_out = total.tolist()
+    squares, loss, tokens, stops, penalty, left_out, saves = total.tolist()
     count = max(tokens, 1.0)
     # In fp32 it is the same whatever the order in which ranks and experts were added up in fp64.
     norm = float(torch.tensor(math.sqrt(squares) / loss_scale, dtype=torch.float32))
-    return Vote(loss / count, int(tokens), norm / count, stops > 0, penalty / count, int(left_out))
+    return Vote(
+        loss=loss / count,
+        tokens=int(tokens),
+        grad_norm=norm / count,
+        stop=stops > 0,
+        router_loss=penalty / count,
+        bad=int(left_out),
+        save=int(saves),
+    )
 
 
 def _fp64(x: Tensor | float, device: torch.device) -> Tensor:

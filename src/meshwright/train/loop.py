@@ -7,16 +7,12 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Protocol
-
-import torch
 
 from meshwright.base.errors import RunError
 from meshwright.base.events import Kind, Metrics, RankProfile
 from meshwright.base.pulse import Phase
-from meshwright.checkpoint import store
-from meshwright.checkpoint.store import Commit
+from meshwright.checkpoint.opening import StoreAt
 from meshwright.data.held_out import HeldOut
 from meshwright.data.order import MixedRows
 from meshwright.plan.job import Job
@@ -25,6 +21,7 @@ from meshwright.train.batches import held_out_batches, step_batches
 from meshwright.train.feeding import StepFeed
 from meshwright.train.gradients import Vote
 from meshwright.train.optim import learning_rate
+from meshwright.train.saving import Due, Saver
 from meshwright.train.state import owned_state, save, trainer_meta
 from meshwright.train.trainer import Trainer
 
@@ -33,15 +30,20 @@ _PROFILE_EVERY = 20  # steps between two reports of a rank's time split
 
 @dataclass(frozen=True)
 class RunInputs:
-    """What a run reads and writes besides the job."""
+    """What a run reads and writes besides the job. `attempt` names this incarnation of it, `begun`
+    numbers the last record of its branch before it."""
 
     train: MixedRows
     held_out: HeldOut
-    checkpoints: Path
+    checkpoints: StoreAt
+    attempt: str
     baselines: dict[str, float]
     peak_flops: float
     predicted_step_time_s: float | None = None
     replay: int | None = None
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    begun: int | None = None
+    made_with: Mapping[str, Any] = field(default_factory=dict)
 
 
 class StopFlag:
@@ -93,7 +95,10 @@ class TrainLoop:
         self.begin_step: Callable[[int], object] = lambda _: None  # told of each step, from 1
         self.check: Callable[[int], object] = lambda _: None  # all ranks, after some steps
         self.also_report: Callable[[], object] = lambda: None
-        self.said: list[dict[str, object]] = []  # since the last checkpoint, which keeps it
+        # Since the last checkpoint but one, since the last may still fail; it keeps them.
+        self.said: list[dict[str, object]] = []
+        self._said_before = 0  # how many of them the last checkpoint has
+        self.saver = Saver(self.job, self.mesh, inputs.checkpoints, inputs.attempt, inputs.begun)
         self.noted = 0  # the last step that has been spoken of
         self.feed = StepFeed(
             lambda step: step_batches(self.job, self.mesh, inputs.train, step),
@@ -118,6 +123,7 @@ class TrainLoop:
         finally:  # the loop may be dropped; if not, reading begins anew where it is needed
             self.feed.close()
         step = self.progress.step
+        self.saver.finish(step, self.events.emit)
         if self.mesh.rank == 0 and step < self.job.job.steps:
             self.events.emit(Kind.RUN_INTERRUPTED, step=step)
 
@@ -140,8 +146,9 @@ class TrainLoop:
         if step > done.evaluated and (step % job.job.eval_every == 0 or step == job.job.steps):
             self._evaluate(step)
         done.evaluated = max(done.evaluated, step)
-        if step > done.saved and (step % job.checkpoint.every == 0 or self._over(step)):
-            self._save(step)
+        if step > done.saved and (due := self._due(step)):
+            self._save(step, due)
+        self.saver.report(self.events.emit)
         done.saved = max(done.saved, step)
         every = job.resilience.recheck_every
         if every and step > done.checked and step % every == 0:
@@ -149,6 +156,15 @@ class TrainLoop:
         done.checked = max(done.checked, step)
         if self._profile.steps and (step % _PROFILE_EVERY == 0 or self._over(step)):
             self._report_profile(step)
+
+    def _due(self, step: int) -> Due:
+        """How `step` is to be saved: as all have agreed when they voted on it."""
+        if self._over(step):
+            return Due.WHOLE
+        agreed = self.trainer.agreed
+        if agreed is None or agreed[0] != step - 1:
+            return Due.NOT
+        return Due.agreed(agreed[1].save)
 
     def _step(self, step: int) -> Vote:
         self.events.emit(Kind.PROGRESS, step=step)
@@ -159,7 +175,8 @@ class TrainLoop:
             batches = self.feed.take(step - 1)
         for sample, what in self.bad.found(batches, step - 1):
             self.events.emit(Kind.BAD_SAMPLE, step=step, sample=sample, what=what)
-        agreed = self.trainer.gradients(batches, self.stop.requested, step - 1)
+        asked = self.saver.asks(step)
+        agreed = self.trainer.gradients(batches, self.stop.requested, step - 1, asked)
         if not agreed.finite and not self.trainer.may_skip:
             raise RunError(
                 f"step {step}: loss {agreed.loss}, gradient norm {agreed.grad_norm}; "
@@ -232,49 +249,40 @@ class TrainLoop:
         found = self.trainer.evaluate(held_out_batches(self.job, self.mesh, self.inputs.held_out))
         self._say(Kind.EVALUATED, step=step, **asdict(found), **self.inputs.baselines)
 
-    def _save(self, step: int) -> None:
+    def _save(self, step: int, due: Due) -> None:
         self.mesh.clock.enter(Phase.CHECKPOINT)
-        start, root = time.perf_counter(), self.inputs.checkpoints
-        saved = self._saved_before(step, root)
-        if saved is None:
-            saved = save(root, step, self.mesh, owned_state(self.trainer), self._meta(step))
-        self.said = []
-        if saved is not None and self.mesh.rank == 0:
-            store.retain(root, self.job.checkpoint.keep)
-            self.events.emit(
-                Kind.CHECKPOINT_COMMITTED,
-                step=step,
-                path=str(saved.path),
-                save_s=time.perf_counter() - start,
-            )
+        self.saver.save(step, self.trainer, self._meta(step, due), due)
+        if due is Due.WHOLE:
+            del self.said[: self._said_before]
+            self._said_before = len(self.said)
 
-    def save_into(self, root: Path) -> None:
-        """Commit the state as it is to another store, after what is due at this step; it may have
-        been there before."""
+    def save_into(self, at: StoreAt) -> None:
+        """Commit the state as it is to another store, all ranks together, after what is due at this
+        step; it may have been there before."""
         step = self.progress.step
         self._follow_up(step)
-        if self._saved_before(step, root) is None:
-            save(root, step, self.mesh, owned_state(self.trainer), self._meta(step))
+        save(at, step, self.mesh, owned_state(self.trainer), self._meta(step, Due.WHOLE))
 
-    def _saved_before(self, step: int, root: Path) -> Commit | None:
-        """The commit of `step`, on all ranks, if the first finds it: it was published, and then
-        something kept the ranks from going on."""
-        found = torch.zeros(1)
-        commits = {commit.step: commit for commit in store.commits(root)}
-        if self.mesh.rank == 0:
-            found += step in commits
-        self.mesh.world.all_reduce(found)
-        return commits.get(step) if found.item() else None
-
-    def _meta(self, step: int) -> dict[str, object]:
+    def _meta(self, step: int, due: Due) -> dict[str, object]:
+        # A change has what was said of its own step; those before it have the rest.
+        said = [one for one in self.said if due is Due.WHOLE or one.get("step") == step]
         return {
             "seed": self.job.job.seed,
             "data_position": step * self.job.data.global_batch,
             "data": self.inputs.train.state(step * self.job.data.global_batch),
+            "drawn": self._drawn(step * self.job.data.global_batch),
             "layout": self.job.layout.label,
-            "said": self.said,
+            "job": self.job.model_dump(mode="json"),
+            "plan": self.inputs.plan,
+            **self.inputs.made_with,
+            "said": said,
             **trainer_meta(self.trainer),
         }
+
+    def _drawn(self, samples: int) -> dict[str, int]:
+        """How many of the first samples of the run came from each source."""
+        counts = self.inputs.train.order.mixture.drawn(samples).tolist()
+        return dict(zip((one.path for one in self.job.data.sources), counts, strict=True))
 
     def _report_profile(self, step: int) -> None:
         profile = self._profile.report(self.mesh.rank, step)
@@ -292,7 +300,7 @@ class TrainLoop:
 
 def something_follows(job: Job, step: int) -> bool:
     """Whether all ranks take part in something between `step` and the next one."""
-    every = (job.job.eval_every, job.checkpoint.every, job.resilience.recheck_every)
+    every = (job.job.eval_every, job.resilience.recheck_every)
     return step == job.job.steps or any(n and step % n == 0 for n in every)
 
 

@@ -21,6 +21,7 @@ from meshwright.train.fabric.group import FabricGroup, bytes_of, json_tensors
 from meshwright.train.gradients import Vote
 from meshwright.train.precision.scaling import LossScale
 from meshwright.train.trainer import Trainer
+from meshwright.train.witness import Seen
 
 _RECORD_BYTES, _BYTES_A_RANK = 768, 8  # of a standing, which may list all ranks
 
@@ -30,11 +31,12 @@ class Standing:
     """Where one member stands. Steps count from 0; `applied` is how many are in its weights.
 
     `agreed` is the last step it holds a vote of, `reduced` the step whose summed gradients are
-    whole here. `fresh` members have no state at all. `evaluated`, `saved` and `checked` are the
-    last steps after which this has been done here (rank 0 publishes what is saved); `peak_flops` is
-    0 where it is not known. `keeps` are the ranks whose state is whole here too, as of the step
-    that this rank has applied. `intact`: nothing that it shares with its replica has been cut
-    short. What a member knows at `second_hand`, by having shadowed its rank, is only that state.
+    whole here. `fresh` members have no state at all. `evaluated` and `checked` are the last steps
+    after which this has been done here (each rank saves by itself); `peak_flops` is 0 where it is
+    not known. `keeps` are the ranks whose state is whole here too, as of the step that this rank
+    has applied. `intact`: nothing that it shares with its replica has been cut short. What a member
+    knows at `second_hand`, by having shadowed its rank, is only that state. `seen` is what it was
+    told of another rank (`witness.py`).
     """
 
     rank: int
@@ -43,12 +45,12 @@ class Standing:
     agreed: tuple[int, Vote] | None = None
     reduced: int | None = None
     evaluated: int = 0
-    saved: int = 0
     checked: int = 0
     peak_flops: float = 0.0
     keeps: tuple[int, ...] = ()
     intact: bool = False
     second_hand: bool = False
+    seen: Seen | None = None
 
     def as_bytes(self) -> bytes:
         """JSON."""
@@ -62,6 +64,7 @@ class Standing:
             step, vote = fields["agreed"]
             fields["agreed"] = (step, Vote(**vote))
         fields["keeps"] = tuple(fields["keeps"])
+        fields["seen"] = fields["seen"] and tuple(fields["seen"])
         return cls(**fields)
 
 
@@ -76,7 +79,6 @@ class Settled:
     late: tuple[int, ...]
     fresh: tuple[int, ...]
     evaluated: int
-    saved: int
     checked: int
     peak_flops: float
     going_on: frozenset[int] = frozenset()
@@ -102,7 +104,7 @@ def settle(
     holders = [one for one in standings if not one.fresh]
     peak = max(one.peak_flops for one in standings)
     if not holders:
-        return Settled(-1, None, (), fresh, 0, 0, 0, peak)
+        return Settled(-1, None, (), fresh, 0, 0, peak)
     votes = [one.agreed for one in holders if one.agreed is not None]
     agreed = max(votes, key=lambda vote: vote[0], default=None)
     steps = max(one.applied for one in holders)
@@ -116,29 +118,17 @@ def settle(
                 f"have applied up to step {steps}; resume from the last checkpoint"
             )
     told = [one for one in holders if not one.second_hand] or holders
-    # Rank 0 knows what it has saved; the others, that it has gone on.
-    saved = min(map(_surely_saved, told)) if told[0].rank else told[0].saved
+    evaluated, checked = min(one.evaluated for one in told), min(one.checked for one in told)
     return Settled(
         steps=steps,
         agreed=agreed,
         late=tuple(one.rank for one in late),
         fresh=fresh,
-        evaluated=min(one.evaluated for one in told),
-        saved=saved,
-        checked=min(one.checked for one in told),
+        evaluated=evaluated,
+        checked=checked,
         peak_flops=peak,
-        going_on=_going_on(standings, blocks, redo=due(steps) and _behind(told, saved) < steps),
+        going_on=_going_on(standings, blocks, due(steps) and min(evaluated, checked) < steps),
     )
-
-
-def _surely_saved(one: Standing) -> int:
-    """Up to which step, as a rank knows that does not write: the first has gone on since."""
-    return one.saved if one.applied > one.saved else one.saved - 1
-
-
-def _behind(told: Sequence[Standing], saved: int) -> int:
-    """The step after which all that follows has been done."""
-    return min(saved, *(min(one.evaluated, one.checked) for one in told))
 
 
 def _going_on(
@@ -193,6 +183,14 @@ def set_words(trainer: Trainer, words: dict[str, Any]) -> None:
     trainer.routing.seeded = trainer.seeded_before = words["seeded"]
     trainer.applied = words["applied"]
     trainer.bad_samples = words["bad_samples"]
+
+
+def copy_state(ours: Trainer, theirs: Trainer) -> None:
+    """Make `ours` stand where `theirs` does, at the same place of a layout of another size."""
+    for place, x in zip(state_tensors(ours), state_tensors(theirs), strict=True):
+        place.copy_(x)
+    set_words(ours, state_words(theirs))
+    ours.agreed = theirs.agreed
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from meshwright.base.pulse import Phase
 from meshwright.plan.job import OptimizerSection
-from meshwright.train.fabric.fabric import Operation
 from meshwright.train.fabric.group import FabricGroup, json_tensors, receive_json
+from meshwright.train.fabric.operation import Operation
 from meshwright.train.optim import MasterOptimizer
 from meshwright.train.trainer import Trainer
 

@@ -99,13 +99,14 @@ class Trainer:
         self.stale = True  # the weights in use have not followed the masters yet
         self.redundancy: Redundancy | None = None
         self.guard: Guard | None = None
+        self.before_change: Callable[[], object] = lambda: None  # of masters and moments
 
     def initialise(self) -> None:
         """Give every weight its initial value, the same for every layout."""
         self.data.initialise(self.stages, self.job.job.seed)
         self.stale = False
 
-    def gradients(self, batches: Tensor, stop: bool = False, step: int = 0) -> Vote:
+    def gradients(self, batches: Tensor, stop: bool = False, step: int = 0, save: int = 0) -> Vote:
         """Forward and backward of one step; leaves summed gradients in the flat groups.
 
         `batches` [micro_batches, micro_batch, seq_len + 1] are this data-parallel rank's tokens.
@@ -130,7 +131,7 @@ class Trainer:
         if self.guard is not None:
             self.guard.before_vote(step)
         bad = count_bad(batches, self.mesh)
-        agreed = vote(self.data.groups, self.own.sums, self.mesh, stop, scale, bad)
+        agreed = vote(self.data.groups, self.own.sums, self.mesh, stop, scale, bad, save)
         self.agreed = (step, agreed)
         return agreed
 
@@ -166,6 +167,7 @@ class Trainer:
     def apply(self, step: int, agreed: Vote) -> bool:
         """The part of `update` that asks nobody: from here on the step is in this rank's state, but
         for the weights in use, which `refresh` has follow. Whether anything was learnt."""
+        self.before_change()
         scale = self._gradient_scale
         self.loss_scale = self.loss_scale.after(agreed.finite, self._scaling)
         if self._gradient_scale != scale:

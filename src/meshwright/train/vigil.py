@@ -11,15 +11,20 @@ from meshwright.train.fabric.fabric import Fabric
 from meshwright.train.fabric.group import FabricGroup
 from meshwright.train.loop import TrainLoop
 from meshwright.train.rechecking import recheck
+from meshwright.train.witness import Witness
 
 _TWIN_CHANNEL, _RECHECK_CHANNEL = 1 << 20, (1 << 20) + 2  # far from those of keepers
 
 
 def stand_guard(
-    loop: TrainLoop, fabric: Fabric, twins: Sequence[int], emit: Callable[..., object]
+    loop: TrainLoop,
+    fabric: Fabric,
+    twins: Sequence[int],
+    emit: Callable[..., object],
+    witness: Witness,
 ) -> Guard:
     """Have `loop` checked; `twins` are the other ranks that hold the same, `emit` says what is
-    found. What is returned guards the trainer already."""
+    found, `witness` what the state came to. What is returned guards the trainer already."""
     ranks = tuple(sorted((fabric.rank, *twins)))
 
     def group(channel: int) -> FabricGroup | None:
@@ -36,5 +41,7 @@ def stand_guard(
             tell(found)
 
     loop.check = check
-    loop.trainer.guard = guard = Guard(loop.trainer, group(_TWIN_CHANNEL), tell, fabric.halt)
+    loop.trainer.guard = guard = Guard(
+        loop.trainer, group(_TWIN_CHANNEL), tell, fabric.halt, witness.tell
+    )
     return guard

@@ -23,6 +23,7 @@ from meshwright.train.device import (
 )
 from meshwright.train.inputs import TrainArgs, open_inputs, open_samples, start
 from meshwright.train.loop import TrainLoop
+from meshwright.train.masking import check_apart
 from meshwright.train.member import Member
 from meshwright.train.mesh import Mesh, build_mesh
 from meshwright.train.precision.apply import COMPUTE_DTYPES
@@ -65,6 +66,7 @@ def main(context: WorkerContext) -> None:
     args = TrainArgs(**context.args)
     job = Job.model_validate(args.job)
     torch.set_num_threads(threads_per_worker(context.world))
+    check_apart(job, pick_device(context.rank, context.world))
     if context.orders_fd is not None:
         Member(context, args, job).run()
         return
@@ -76,6 +78,6 @@ def main(context: WorkerContext) -> None:
     with joined(context, job) as mesh:
         device = pick_device(context.rank, context.world)
         trainer = Trainer(job, mesh, device, args.end_of_text)
-        first_step = start(trainer, args.resume_from)
+        first_step = start(trainer, args)
         events.emit(Kind.RANK_READY, step=first_step, peak_flops_per_chip=peak or None)
         TrainLoop(trainer, open_inputs(args, job, peak), events).run(first_step)

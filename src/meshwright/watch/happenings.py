@@ -13,7 +13,14 @@ from meshwright.watch.history import JsonObject
 from meshwright.watch.survival import survival_words
 
 _ENVELOPE = ("ts", "seq", "run", "incarnation", "kind", "rank", "step")
-_BAD = (Kind.RANK_LOST, Kind.RUN_FAILED, Kind.HANG, Kind.CORRUPT, Kind.QUARANTINED)
+_BAD = (
+    Kind.RANK_LOST,
+    Kind.RUN_FAILED,
+    Kind.HANG,
+    Kind.CORRUPT,
+    Kind.QUARANTINED,
+    Kind.CHECKPOINT_FAILED,
+)
 _FIGURES = (Kind.RANK_PROFILE, Kind.EXPERT_LOAD, Kind.BAD_SAMPLES)  # drawn, not listed
 
 

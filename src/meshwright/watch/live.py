@@ -217,6 +217,11 @@ class LiveView:
             found["takeovers"] = f"{len(state.survived)}, last: {state.survived[-1]}"
         if state.false_alarms:
             found["false alarms"] = str(state.false_alarms)
+        if (age_s := state.committed.get("verified_age_s")) is not None:
+            step, verified = state.committed["step"], state.committed["verified_step"]
+            found["saved"] = f"step {step}; step {verified} verified, {duration(age_s)} old"
+        if state.unsaved:
+            found["not saved"] = state.unsaved
         if state.quarantined:
             found["quarantined"] = "; ".join(state.quarantined)
         if state.skipped:

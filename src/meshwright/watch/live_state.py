@@ -37,6 +37,8 @@ class LiveState:
     survived: list[str] = field(default_factory=list)  # takeovers, in words
     false_alarms: int = 0
     quarantined: list[str] = field(default_factory=list)  # chips and nodes, in words
+    unsaved: str = ""  # the last save failed, in words
+    committed: Mapping[str, Any] = field(default_factory=dict)  # the last that did not
     moved: int = 0  # experts that changed places
     grad_sent_bytes: float = 0.0  # by compressed reductions, over all ranks
     grad_saved_bytes: float = 0.0
@@ -75,6 +77,10 @@ class LiveState:
                 self.false_alarms += 1
             case Kind.QUARANTINED:
                 self.quarantined.append(survival_words(message) or "")
+            case Kind.CHECKPOINT_FAILED:
+                self.unsaved = survival_words(message) or ""
+            case Kind.CHECKPOINT_COMMITTED:
+                self.unsaved, self.committed = "", message
             case Kind.RUN_FINISHED:
                 self.status = "finished"
             case Kind.RUN_FAILED:

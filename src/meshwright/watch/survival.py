@@ -15,9 +15,11 @@ _KINDS = frozenset(
         Kind.STRAGGLER,
         Kind.CORRUPT,
         Kind.QUARANTINED,
+        Kind.NODE_BACK,
         Kind.FALSE_ALARM,
         Kind.ALERT,
         Kind.ADVICE,
+        Kind.CHECKPOINT_FAILED,
     }
 )
 
@@ -43,15 +45,24 @@ def survival_words(event: Mapping[str, Any]) -> str | None:
         case Kind.CORRUPT:
             return _corrupt(event)
         case Kind.QUARANTINED:
-            rank, node = event.get("rank"), event.get("node")
-            which = f"node {node}" if rank is None else f"the chip of rank {rank} on node {node}"
-            return f"{which} is not used again: {event.get('cause')}"
+            return f"{_given_up(event)} is not used again: {event.get('cause')}"
+        case Kind.NODE_BACK:
+            return f"node {event.get('node')} is there again"
         case Kind.FALSE_ALARM:
             return f"false alarm: rank {event.get('rank')} {event.get('what')}"
+        case Kind.CHECKPOINT_FAILED:
+            return f"step {event.get('step')} is not safe: {event.get('error')}; training goes on"
         case Kind.ALERT:
             return str(event.get("what"))
         case _:
             return str(event.get("advice"))
+
+
+def _given_up(event: Mapping[str, Any]) -> str:
+    rank, member, node = (event.get(key) for key in ("rank", "member", "node"))
+    if rank is not None:
+        return f"the chip of rank {rank} on node {node}"
+    return f"node {node}" if member is None else f"the chip of spare {member} on node {node}"
 
 
 def _corrupt(event: Mapping[str, Any]) -> str:

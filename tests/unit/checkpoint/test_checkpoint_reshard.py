@@ -3,93 +3,85 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from states import Array, Split, fresh, part_of, pieces_of, relative, save, write
 
 from meshwright.base.errors import CheckpointError
-from meshwright.checkpoint.pieces import FloatArray, Piece, Shape, check_cover
-from meshwright.checkpoint.reader import Reader
-from meshwright.checkpoint.store import begin, commit, write_rank
+from meshwright.checkpoint.chunks import dtype_of
+from meshwright.checkpoint.local import LocalFiles
+from meshwright.checkpoint.parts import Attempt
+from meshwright.checkpoint.pieces import Piece, Shape, check_cover
+from meshwright.checkpoint.writing import Encoding
 
 
-@dataclass(frozen=True)
-class Split:
-    """`tp` slices along `dim`, each flat over `shards` ranks; neither has to divide."""
-
-    dim: int
-    tp: int
-    shards: int
-
-    @property
-    def ranks(self) -> int:
-        return self.tp * self.shards
-
-
-def pieces_of(name: str, shape: Shape, split: Split) -> Iterator[tuple[int, Piece]]:
-    """Rank and piece, for every rank of the split; some pieces may be empty."""
-    dim = min(split.dim, len(shape) - 1)
-    edges = [round(i * shape[dim] / split.tp) for i in range(split.tp + 1)]
-    for tp in range(split.tp):
-        offset = tuple(edges[tp] if d == dim else 0 for d in range(len(shape)))
-        box = tuple(edges[tp + 1] - edges[tp] if d == dim else n for d, n in enumerate(shape))
-        chunk = -(-prod(box) // split.shards)
-        for shard in range(split.shards):
-            start = min(shard * chunk, prod(box))
-            stop = min(start + chunk, prod(box))
-            yield tp * split.shards + shard, Piece(name, shape, offset, box, start, stop)
-
-
-def expected(full: FloatArray, piece: Piece) -> FloatArray:
-    """The elements of a piece by plain numpy: cut the box out, flatten, cut the range out."""
-    box = tuple(slice(o, o + n) for o, n in zip(piece.box_offset, piece.box_shape, strict=True))
-    return full[box].ravel()[piece.start : piece.stop]
-
-
-def save(root: Path, tensors: dict[str, FloatArray], split: Split) -> Path:
-    tmp = begin(root, 1)
-    held: list[dict[Piece, FloatArray]] = [{} for _ in range(split.ranks)]
-    for name, full in tensors.items():
-        for rank, piece in pieces_of(name, full.shape, split):
-            held[rank][piece] = expected(full, piece)
-    for rank, arrays in enumerate(held):
-        write_rank(tmp, rank, arrays)
-    return commit(root, 1, {}, split.ranks).path
-
-
-def any_bits(shape: Shape, seed: int) -> FloatArray:
+def any_bits(shape: Shape, dtype: str, seed: int) -> Array:
     """Random bits, NaNs with payload and denormals included."""
-    bits = np.random.default_rng(seed).integers(0, 2**32, size=shape, dtype=np.uint32)
-    return bits.view(np.float32)
+    size = prod(shape) * np.dtype(dtype).itemsize
+    found: Array = np.frombuffer(np.random.default_rng(seed).bytes(size), dtype).reshape(shape)
+    return found
 
 
-def same_bits(a: FloatArray, b: FloatArray) -> bool:
-    return a.shape == b.shape and a.tobytes() == b.tobytes()
+def same_bits(a: Array, b: Array) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
+dtypes = st.sampled_from(["float32", "float16", "int64", "uint8", "complex64"])
 shapes = st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple)
 splits = st.builds(Split, st.integers(0, 1), st.integers(1, 4), st.integers(1, 5))
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(shapes, min_size=1, max_size=3), splits, splits, st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(shapes, dtypes), min_size=1, max_size=3),
+    splits,
+    splits,
+    st.integers(1, 64),
+    st.integers(0, 2**32 - 1),
+)
 def test_any_layout_reads_what_any_other_wrote(
-    all_shapes: list[Shape], source: Split, target: Split, seed: int
+    kinds: list[tuple[Shape, str]], source: Split, target: Split, chunk_bytes: int, seed: int
 ) -> None:
-    tensors = {f"t{i}": any_bits(shape, seed + i) for i, shape in enumerate(all_shapes)}
+    state = {f"t{i}": any_bits(*kind, seed + i) for i, kind in enumerate(kinds)}
     with tempfile.TemporaryDirectory() as folder:
-        reader = Reader(save(Path(folder), tensors, source))
-        assert reader.names == sorted(tensors)
-        for name, full in tensors.items():
+        store = fresh(folder)
+        encoding = Encoding(chunk_bytes=chunk_bytes, durable=False)
+        reader = store.reader(save(store, 1, state, source, encoding))
+        assert reader.names == sorted(state)
+        for name, full in state.items():
             assert same_bits(reader.read(name), full)
             for _, piece in pieces_of(name, full.shape, target):
-                assert same_bits(reader.read_piece(piece), expected(full, piece))
+                assert same_bits(reader.read_piece(piece), part_of(full, piece))
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (65, 4), (65,), (1, 5)])
+@pytest.mark.parametrize("relative_to_parent", [False, True])
+def test_sizes_that_do_not_divide(tmp_path: Path, shape: Shape, relative_to_parent: bool) -> None:
+    """Fast-LLM#436, accelerate#3971, torchtitan#1136: (dp, tp, pp) of (4, 1, 1), (2, 2, 1) and
+    (1, 2, 2), of which the store sees tp and how many ranks share what is left."""
+    layouts = [Split(0, 1, 4), Split(0, 2, 2), Split(1, 2, 1), Split(0, 3, 3), Split()]
+    names = [f"{prefix}w" for prefix in ("param/", "adamw.m/", "adamw.v/")]
+    for number, source in enumerate(layouts):
+        store = fresh(tmp_path / str(number))
+        state = {name: any_bits(shape, "float32", n) for n, name in enumerate(names)}
+        commit = save(store, 1, state, source, Encoding(chunk_bytes=32, durable=False))
+        if relative_to_parent:
+            base = state
+            state = {name: any_bits(shape, "float32", 9 + n) for n, name in enumerate(names)}
+            commit = save(store, 2, state, source, relative(2), base)
+            assert commit.depth == 1
+        reader = store.reader(commit)
+        for target in layouts:
+            for name, full in state.items():
+                for _, piece in pieces_of(name, shape, target):
+                    assert same_bits(reader.read_piece(piece), part_of(full, piece))
 
 
 @settings(max_examples=150, deadline=None)
@@ -110,18 +102,80 @@ def test_blocks_of_a_range_are_its_elements_in_order(shape: Shape, data: st.Data
 
 
 def test_scalars_and_empty_tensors_round_trip(tmp_path: Path) -> None:
-    tmp = begin(tmp_path, 1)
-    scalar, empty = Piece.whole("scalar", ()), Piece.whole("empty", (0, 3))
-    write_rank(tmp, 0, {scalar: np.ones(1, np.float32), empty: np.zeros(0, np.float32)})
-    reader = Reader(commit(tmp_path, 1, {}, 1).path)
-    assert same_bits(reader.read("scalar"), np.ones((), np.float32))
-    assert same_bits(reader.read("empty"), np.zeros((0, 3), np.float32))
+    store = fresh(tmp_path)
+    state: dict[str, Any] = {"scalar": np.float32(2.5).reshape(()), "empty": np.zeros((0, 3), "i8")}
+    for split in (Split(), Split(0, 1, 3)):
+        reader = store.reader(save(store, 1, state, split))
+        for name, full in state.items():
+            assert same_bits(reader.read(name), full)
 
 
 def test_strided_data_is_stored_by_value(tmp_path: Path) -> None:
-    strided = np.arange(20, dtype=np.float32)[::2]
-    write_rank(begin(tmp_path, 1), 0, {Piece.whole("t", (10,)): strided})
-    assert same_bits(Reader(commit(tmp_path, 1, {}, 1).path).read("t"), strided.copy())
+    store, strided = fresh(tmp_path), np.arange(20, dtype=np.float32)[::2]
+    reader = store.reader(save(store, 1, {"t": strided}))
+    assert same_bits(reader.read("t"), strided.copy())
+
+
+def test_formats_that_numpy_has_not(tmp_path: Path) -> None:
+    store, state = fresh(tmp_path), {"w": np.arange(7).astype(ml_dtypes.bfloat16)}
+    reader = store.reader(save(store, 1, state))
+    assert reader.dtype("w").name == "bfloat16"
+    assert same_bits(reader.read("w"), state["w"])
+
+
+def test_only_chunks_that_are_wanted_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = fresh(tmp_path)
+    state = {"w": np.arange(1000, dtype=np.float32)}
+    reader = store.reader(save(store, 1, state, encoding=Encoding(chunk_bytes=40)))
+    assert reader.names == ["w"]
+    asked: list[int] = []
+    read, read_into = LocalFiles.read, LocalFiles.read_into
+
+    def counting(self: LocalFiles, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        asked.append((stop or 0) - start)
+        return read(self, name, start, stop)
+
+    def counting_into(self: LocalFiles, name: str, start: int, into: memoryview) -> int:
+        asked.append(len(into))
+        return read_into(self, name, start, into)
+
+    monkeypatch.setattr(LocalFiles, "read", counting)
+    monkeypatch.setattr(LocalFiles, "read_into", counting_into)
+    piece = Piece("w", (1000,), (0,), (1000,), 15, 32)
+    assert reader.read_piece(piece).tolist() == list(range(15, 32))
+    assert asked == [40, 40, 40]
+
+
+def test_a_wrong_shape_or_name_is_told(tmp_path: Path) -> None:
+    store = fresh(tmp_path)
+    reader = store.reader(save(store, 1))
+    with pytest.raises(CheckpointError, match=r"w0 has shape \(7, 3\), \(3, 7\) was asked"):
+        reader.read_piece(Piece.whole("param/w0", (3, 7)))
+    with pytest.raises(CheckpointError, match="did you mean"):
+        reader.read("param/w00")
+    with pytest.raises(CheckpointError, match=r"float32 of shape .* into float64"):
+        reader.fill({Piece.whole("param/w0", (7, 3)): np.empty(21)})
+
+
+def test_the_input_is_never_changed(tmp_path: Path) -> None:
+    """zipnn 0.5.4: `compress` changes the bytes of its caller."""
+    for codec in ("raw", "planes"):
+        try:
+            encoding = Encoding(codec, chunk_bytes=100, durable=False)
+            store = fresh(tmp_path / codec)
+            state = {"w": any_bits((40, 5), "float32", 1)}
+            base = {"w": any_bits((40, 5), "float32", 2)}
+            for one in (*state.values(), *base.values()):
+                one.flags.writeable = False
+            kept = [one.tobytes() for one in (*state.values(), *base.values())]
+            parent = save(store, 1, base, encoding=encoding)
+            store.commit(write(store, 2, state, encoding=relative(2), base=base, parent=parent), {})
+        except CheckpointError as error:
+            assert "unknown" in str(error)
+            continue
+        assert [one.tobytes() for one in (*state.values(), *base.values())] == kept
 
 
 def test_cover_refuses_a_gap_an_overlap_and_two_shapes() -> None:
@@ -158,3 +212,14 @@ def test_a_piece_outside_its_tensor_is_refused(
 ) -> None:
     with pytest.raises(CheckpointError, match="does not lie in shape"):
         Piece("w", (4, 4), offset, box, start, stop)
+
+
+def test_ranks_out_of_range_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="rank 2: there are 2"):
+        fresh(tmp_path).write_part(Attempt(1, "a", 2), 2, {})
+
+
+@pytest.mark.parametrize("name", ["object", "finfo", "no_such_dtype"])
+def test_only_dtypes_of_numbers_are_known(name: str) -> None:
+    with pytest.raises(CheckpointError, match=name):
+        dtype_of(name)

@@ -157,7 +157,7 @@ class Fake:
         if act["do"] == "raise":
             raise ValueError(f"bad value on member {self.context.member}")
         if act["do"] == "slow":
-            self.pace = 1.2
+            self.pace = 1.05
             return
         if act["do"] in ("corrupt", "dispute"):
             self.accuse(step, certain=act["do"] == "corrupt")

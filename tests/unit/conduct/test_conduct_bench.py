@@ -32,13 +32,17 @@ class Theatre:
     def __init__(self) -> None:
         self.bench, self.watches = Bench(MUSTER), {n: Watch(n, n) for n in range(4)}
         self.now_s = 0.0
+        self.epoch = 1  # of the table that the agents know
         self.state: State = running(MUSTER)
 
     def beat(self, pulses: dict[int, Pulse]) -> list[int]:
         """One more; the members that are named."""
         self.now_s += BEAT_S
         seen = [self.watches[n].look(self.now_s, pulses[n], "S") for n in range(4)]
-        self.bench.take(0, [encode_sample(sample) for sample in seen], self.state)
+        told = [encode_sample(sample) for sample in seen]
+        for node in range(2):
+            mine = [said for n, said in enumerate(told) if self.state.members[n].node == node]
+            self.bench.take(node, mine, self.epoch, self.state)
         times_s = self.bench.step_log.step_times_s
         state = replace(self.state, limits=limits(30.0, times_s))
         return [verdict.member for verdict in self.bench.verdicts(state, self.now_s)]
@@ -61,6 +65,21 @@ def test_a_hang_is_named_within_three_steps_and_no_sooner_than_a_slow_step_could
         assert theatre.now_s - begun_s < 10.0
     assert named == [2]
     assert 2 * STEP_S < theatre.now_s - begun_s <= 3 * STEP_S + 2 * BEAT_S
+
+
+def test_nobody_is_named_for_having_waited_for_one_who_was_lost() -> None:
+    """A table is out, and the agents have not given it to the others yet."""
+    theatre = Theatre()
+    theatre.train(20)
+    state, waiting = theatre.state, {n: pulse(21, Phase.REDUCE, 500, waits_for=2) for n in range(4)}
+    table = tuple(4 if n == 2 else n for n in range(4))
+    theatre.bench.samples[4] = Watch(None, 4).look(0.0, pulse(0, Phase.IDLE, 0), "S")
+    members = {**state.members, 2: replace(state.members[2], ended=True)}
+    theatre.state = replace(state, epoch=2, table=table, members=members)
+    for _ in range(int(4 * STEP_S / BEAT_S)):
+        assert theatre.beat(waiting) == []
+    theatre.epoch = 2
+    assert theatre.beat(waiting) != []  # their agents here do not count anew
 
 
 @pytest.mark.parametrize(("phase", "limit_s"), [(Phase.EVALUATE, 30.0), (Phase.CHECKPOINT, 120.0)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,26 +15,23 @@ from surviving_scene import Scene, make_job
 
 from meshwright.base.errors import InputError
 from meshwright.base.events import Kind
+from meshwright.conduct.actions import Action, Kill, Record, SendTable
 from meshwright.conduct.around import around, behind, beside
 from meshwright.conduct.conductor import Status
 from meshwright.conduct.fleet import Fleet
 from meshwright.conduct.hosts import own_hosts
 from meshwright.conduct.links import REPORTS, LinkLog, SlowLink
-from meshwright.conduct.members import (
-    Action,
-    Executing,
-    Heard,
-    Kill,
-    LinksSeen,
-    Ready,
-    Record,
-    SendTable,
-    Stage,
-    State,
-    Tick,
-    Up,
-)
+from meshwright.conduct.members import Executing, Heard, LinksSeen, Ready, Stage, State, Tick, Up
 from meshwright.conduct.muster import Muster
+from meshwright.conduct.reach import (
+    ANSWER_S,
+    TRY_S,
+    Probe,
+    Reached,
+    Tries,
+    network_places,
+    unreached,
+)
 from meshwright.conduct.rundir import RunDir
 from meshwright.conduct.simulation import Simulation, Verdict
 from meshwright.conduct.takeover import decide
@@ -193,14 +191,56 @@ def test_all_ranks_of_a_node_that_is_cut_off_move_at_once() -> None:
     state, actions = decide(state, [Heard(1, True), Heard(2, True)], 9.1)
     assert not tables(actions)  # node 0 may be silent: its lease decides then
     state, actions = decide(state, [Heard(0, True)], 9.1)
+    assert [action.nodes for action in actions if isinstance(action, Probe)] == [(0, 1, 2)]
+    state, actions = decide(state, [Reached(0, 9.1, frozenset({1, 2}))], 9.2)
+    assert not tables(actions)  # the others may know more
+    answers = [Reached(1, 9.1, frozenset({0})), Reached(2, 9.1, frozenset({0}))]
+    state, actions = decide(state, answers, 9.3)
+    assert said(actions) == [Kind.RANK_LOST, Kind.RANK_LOST, Kind.ADVICE]
     [table] = tables(actions)
     assert table.moved == (0, 1)
     assert {state.members[member].node for member in state.table} == {1, 2}
     assert not any(isinstance(action, Kill) for action in actions)
-    state, actions = at_step(state, 6, 9.2)
+    state, actions = at_step(state, 6, 9.4)
     assert not tables(actions) and state.stage is Stage.RUNNING
+    assert said(actions) == [Kind.TAKEOVER_DONE]
     # Members behind the cut are no help.
     assert not set(state.table) & {n for n, m in state.members.items() if m.node == 0}
+
+
+@pytest.mark.parametrize("away", [0, 1, 2])
+def test_it_is_the_node_that_is_cut_off_whose_ranks_move(away: int) -> None:
+    """Whichever link is told of first; and at last by what is known, if some do not answer."""
+    other = (away + 1) % 3
+    heard = [Heard(node, True) for node in range(3)]
+    state, _ = decide(running(AMPLE), [cut((min(away, other), max(away, other)))], 9.0)
+    state, actions = decide(state, heard, 9.1)
+    assert [type(action) for action in actions] == [Probe]
+    found = Reached((away + 2) % 3, 9.1, frozenset({away}))
+    state, actions = decide(state, [found, Tick()], 9.3)
+    assert not actions
+    state, actions = decide(state, [*heard, Tick()], 9.1 + ANSWER_S)
+    [table] = tables(actions)
+    moved = {rank for rank in range(6) if AMPLE.home_of(rank) == away}
+    assert set(table.moved) == moved
+    state, actions = decide(state, [Reached(away, 9.1, frozenset({other}))], 10.2)  # late
+    assert not actions
+
+
+def test_agents_find_out_whom_they_reach() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        here = listener.getsockname()
+        tries = Tries(1.0, {0: [here], 1: [("127.0.0.1", 1)], 2: []}, 0.0)
+        while (missing := tries.missing(0.0)) is None:
+            pass
+    assert not missing  # who refuses has been reached, and who has no address is not tried
+    silent = Tries(1.0, {4: [("192.0.2.1", 9)]}, 0.0)
+    assert silent.missing(TRY_S) == frozenset({4})
+    assert network_places(("unix:@x", "tcp:10.0.0.1:7", "tcp:fd00::1:8")) == [
+        ("10.0.0.1", 7),
+        ("fd00::1", 8),
+    ]
+    assert unreached({0: frozenset({1}), 2: frozenset({1, 0})}) == {(0, 1), (1, 2), (0, 2)}
 
 
 def test_a_node_that_stays_cut_off_is_lost_where_nobody_can_take_its_ranks() -> None:

@@ -7,23 +7,21 @@ from surviving_scene import make_job
 from test_conduct_takeover import MUSTER, deeds, killed, kinds, play, running, tables
 
 from meshwright.base.events import Kind
+from meshwright.conduct.actions import Kill, Launch, Record
 from meshwright.conduct.members import (
     Corrupt,
     Disputed,
     Executing,
-    Kill,
-    Launch,
     NodeGone,
     NodeUp,
     Ready,
-    Record,
     Stage,
     State,
     Tick,
     Up,
 )
 from meshwright.conduct.muster import Muster
-from meshwright.conduct.quarantine import quarantined
+from meshwright.conduct.quarantine import GivenUp, given_up, keep_out
 
 DIFFERS = "the states of ranks [0, 1, 2, 3], which hold the same, differ"
 
@@ -39,6 +37,14 @@ def test_a_chip_that_errs_is_given_up_and_named() -> None:
     assert tables(actions)[0].members == (0, 4, 2, 3)
     [lost] = [a for a in actions if isinstance(a, Record) and a.kind == Kind.RANK_LOST]
     assert lost.fields["cause"] == DIFFERS
+
+
+def test_a_spare_that_errs_is_given_up_too() -> None:
+    state, actions = play(running(), [Corrupt(4, "it differs")], 10.0)
+    assert deeds(actions) == [Kill(4)]
+    [record] = [action for action in actions if isinstance(action, Record)]
+    assert (record.fields["rank"], record.fields["member"]) == (None, 4)
+    assert 4 not in play(state, [killed(1)], 10.1)[0].table
 
 
 @pytest.mark.parametrize("errs", [True, False])
@@ -118,13 +124,39 @@ def _back(state: State, now_s: float) -> tuple[State, int]:
 
 
 def test_a_later_conductor_reads_which_chips_were_given_up() -> None:
-    def said(member: int | None) -> dict[str, object]:
-        return {"kind": Kind.QUARANTINED, "member": member}
+    def said(member: int | None, node: int = 0) -> dict[str, object]:
+        return {"kind": Kind.QUARANTINED, "member": member, "node": node}
 
     start = {"kind": Kind.RUN_STARTED}
     adopted = {**start, "adopted": True}
-    assert quarantined([start, said(3), said(None), adopted, said(5)]) == {3, 5}
-    assert quarantined([start, said(3), start, said(4)]) == {4}
+    found = given_up([start, said(3), said(None, 1), adopted, said(5)])
+    assert found == GivenUp({3: 0, 5: 0}, frozenset({1}))
+    assert given_up([start, said(3), said(None, 1), start, said(4)]) == GivenUp({4: 0}, frozenset())
+
+
+def test_a_later_conductor_uses_neither_a_banned_node_nor_a_chip_that_errs() -> None:
+    state = keep_out(running(), GivenUp({9: 1}, frozenset({0})), 0.0)
+    after, actions = play(state, [NodeUp(0, 3, frozenset({0, 1, 5}), fresh=True)], 10.0)
+    assert actions == [Kill(0), Kill(1), Kill(5)]
+    assert not after.nodes[0].alive
+    assert state.chips == 2  # node 1 has three
+    for known, started in ((running(), 1), (state, 0)):
+        _, actions = play(known, [killed(4)], 10.0)
+        assert len([action for action in actions if isinstance(action, Launch)]) == started
+
+
+@pytest.mark.parametrize(("ts", "banned"), [(1000.0, True), (900.0, False)], ids=["", "long ago"])
+def test_losses_that_an_earlier_conductor_saw_count_towards_a_ban(ts: float, banned: bool) -> None:
+    """Four came back, each of two conductors having seen two; the fifth, seen now, is the last."""
+    start, adopted = {"kind": Kind.RUN_STARTED}, {"kind": Kind.RUN_STARTED, "adopted": True}
+    back = {"kind": Kind.NODE_BACK, "node": 0}
+    seen = [{**back, "ts": ts}, {**back, "ts": 3000.0}]
+    found = given_up([start, *seen, *seen, start, *seen, adopted, *seen])
+    assert found.gone_ts == {0: (ts, 3000.0, ts, 3000.0)}
+    # The conductor's clock showed 10 s at 4550 of the wall clock: 1000 was 3550 s before.
+    state, _ = play(keep_out(running(), found, 10.0 - 4550.0), [NodeGone(0, "it died")], 10.0)
+    assert state.nodes[0].banned == banned
+    assert not state.nodes[1].gone_s
 
 
 def test_more_takeovers_allow_more_losses_of_a_node() -> None:

@@ -11,16 +11,8 @@ from typing import Any
 import pytest
 from surviving_scene import make_job
 
-from meshwright.conduct.members import (
-    Action,
-    Ended,
-    Event,
-    NodeGone,
-    SendTable,
-    Stage,
-    State,
-    Unlinked,
-)
+from meshwright.conduct.actions import Action, SendTable
+from meshwright.conduct.members import Ended, Event, NodeGone, Stage, State, Unlinked
 from meshwright.conduct.muster import Muster
 from meshwright.conduct.simulated import Line
 from meshwright.conduct.simulation import Simulation, Verdict, ViolationError
@@ -122,7 +114,9 @@ def test_a_cut_control_link_restarts_nobody_and_is_told_once(cut_s: float) -> No
 
 @pytest.mark.parametrize("cut_s", [30.0, 120.0, 600.0])
 def test_with_the_data_link_cut_too_there_is_one_recovery(cut_s: float) -> None:
-    world = Simulation(2, AMPLE, steps=2000)
+    short = {"longest_stall_s": 12.0}  # so is the lease, until steps are measured
+    muster = Muster(make_job(6, cluster={"spares": 4, "nodes": 3}, resilience=short))
+    world = Simulation(2, muster, steps=2000)
     world.run_until(10.0)
     old = [m for m in world.agents[1].members.values() if m.rank >= 0]
     world.cut(1, cut_s, data=True)
@@ -132,6 +126,18 @@ def test_with_the_data_link_cut_too_there_is_one_recovery(cut_s: float) -> None:
     assert end.takeovers == 1
     assert not any(member.alive for member in old)
     assert world.step > 10 + cut_s  # it stood still for one lease
+
+
+def test_ranks_that_were_stopped_for_want_of_a_lease_go_on_if_nobody_has_replaced_them() -> None:
+    world = Simulation(2, AMPLE, steps=2000)
+    world.run_until(10.0)
+    world.cut(1, AMPLE.limits.lease_agent_s + 5.0, data=True)
+    world.run_until(12.0 + AMPLE.limits.lease_agent_s)
+    assert world.agents[1].stopped
+    step = world.step
+    world.run_until(30.0 + AMPLE.limits.lease_agent_s)
+    assert world.step > step + 10
+    assert (world.verdict().replaced, world.takeovers) == ([], 0)
 
 
 def test_case_17_one_fault_among_many_ranks_is_one_takeover() -> None:

@@ -10,35 +10,38 @@ from surviving_scene import make_job
 
 from meshwright.base.errors import ConfigError
 from meshwright.base.events import Kind
+from meshwright.conduct.actions import (
+    Action,
+    Kill,
+    KillAll,
+    Launch,
+    Record,
+    Revive,
+    SendTable,
+    StopMembers,
+)
 from meshwright.conduct.lease import lapsed
 from meshwright.conduct.members import (
-    Action,
     Condemned,
     Dying,
     Ended,
     Event,
     Executing,
     Heard,
-    Kill,
-    KillAll,
-    Launch,
     NodeGone,
     NodeUp,
     Ready,
-    Record,
     ResizeAsked,
-    Revive,
-    SendTable,
     Stage,
     State,
     StopAsked,
-    StopMembers,
     Tick,
     Up,
 )
 from meshwright.conduct.muster import Muster, adopted
 from meshwright.conduct.places import Shapes, choose, grown, shapes, shrunk
 from meshwright.conduct.protocol import Exit
+from meshwright.conduct.quarantine import GivenUp, keep_out
 from meshwright.conduct.shelf import other_layout
 from meshwright.conduct.takeover import decide
 
@@ -204,6 +207,15 @@ def test_a_lease_counts_only_where_nobody_gets_on() -> None:
     assert tables(actions)
 
 
+def test_a_conductor_that_was_kept_from_running_blames_nobody_for_what_it_has_not_heard() -> None:
+    state, _ = play(running(), [Heard(0, progressed=True), Heard(1, progressed=True)], 10.0)
+    waited_s = 3 * state.limits.lease_conductor_s
+    later, actions = play(state, [Heard(1, progressed=True), Tick(10.01)], 10.0 + waited_s)
+    assert not actions and later.nodes[0].alive
+    later, actions = play(state, [Heard(1, progressed=True), Tick()], 10.0 + waited_s)
+    assert kinds(actions) == [Kind.ALERT]
+
+
 def test_the_lease_rule() -> None:
     assert not lapsed(10.0, renewed_s=0.0, progress_s=5.0, lease_s=5.0)
     assert not lapsed(10.0, renewed_s=5.0, progress_s=0.0, lease_s=5.0)
@@ -242,13 +254,74 @@ def test_nobody_is_replaced_once_somebody_is_done() -> None:
 
 
 def test_growing_starts_members_and_waits_for_them() -> None:
-    muster = Muster(make_job(4))
-    state, actions = play(running(muster), [ResizeAsked(6)], 10.0)
-    assert actions == [Launch(0, 4), Launch(0, 5)]
-    state, actions = play(state, [Tick(), Up(4, ("a",)), Up(5, ("a",)), Ready(4)], 10.1)
+    state = running()
+    state = replace(state, rules=replace(state.rules, spares=0))
+    state, _ = play(state, [killed(4), killed(5)], 9.0)
+    state, actions = play(state, [ResizeAsked(6)], 10.0)
+    assert actions == [Launch(0, 6), Launch(1, 7)]
+    state, actions = play(state, [Tick(), Up(6, ("a",)), Up(7, ("a",)), Ready(6)], 10.1)
     assert not deeds(actions)
-    _, actions = play(state, [Ready(5)], 10.2)
-    assert tables(actions) == [SendTable(2, (0, 1, 2, 3, 4, 5), (4, 5), 6)]
+    _, actions = play(state, [Ready(7)], 10.2)
+    assert tables(actions) == [SendTable(2, (0, 1, 2, 3, 6, 7), (4, 5), 6)]
+
+
+def test_nobody_is_started_where_there_is_no_chip() -> None:
+    state = running(Muster(make_job(4)))
+    assert state.chips == 4
+    assert not deeds(play(state, [ResizeAsked(6), Tick()], 10.0)[1])
+
+
+SMALL = Muster(make_job(4, cluster={"nodes": 2}))
+
+
+def shrunken() -> State:
+    """Four replicas on two nodes, of which the second is lost."""
+    state, actions = play(running(SMALL), [NodeGone(1, "its agent died")], 10.0)
+    assert [table.dp_replicate for table in tables(actions)] == [2]
+    state, _ = play(state, [Executing(m, state.epoch, 6) for m in state.table], 10.1)
+    return state
+
+
+def test_a_run_that_shrank_grows_back_once_its_node_is_there_again() -> None:
+    state, actions = play(shrunken(), [Tick()], 12.0)
+    assert not deeds(actions)
+    state, actions = play(state, [NodeUp(1, 2, frozenset(), fresh=True)], 13.0)
+    assert deeds(actions) == [Launch(1, 4), Launch(1, 5)]
+    assert kinds(actions) == [Kind.NODE_BACK]
+    state, actions = play(state, [Up(4, ("a",)), Up(5, ("a",)), Ready(4), Tick()], 14.0)
+    assert not deeds(actions)
+    state, actions = play(state, [Ready(5)], 15.0)
+    [table] = tables(actions)
+    assert (table.members, table.lost, table.dp_replicate) == ((0, 1, 4, 5), (2, 3), 4)
+    state, actions = play(state, [Executing(m, state.epoch, 9) for m in state.table], 15.1)
+    [resized] = [action for action in actions if isinstance(action, Record)]
+    assert (resized.fields["before"], resized.fields["after"]) == (2, 4)
+    assert state.goal is None
+
+
+def test_it_grows_as_far_as_there_are_chips() -> None:
+    state = keep_out(shrunken(), GivenUp({9: 1}, frozenset()), 0.0)  # one chip of node 1 errs
+    state, actions = play(state, [NodeUp(1, 2, frozenset(), fresh=True)], 13.0)
+    [launch] = deeds(actions)
+    assert isinstance(launch, Launch)
+    state, _ = play(state, [Up(launch.member, ("a",))], 14.0)
+    state, actions = play(state, [Ready(launch.member)], 14.0)
+    assert [table.dp_replicate for table in tables(actions)] == [3]
+    assert state.goal == 4
+
+
+def test_members_that_do_not_live_are_not_started_for_ever() -> None:
+    state, _ = play(shrunken(), [NodeUp(1, 2, frozenset(), fresh=True)], 13.0)
+    for second in range(200):
+        ends = [killed(number) for number in state.living() if number > 1]
+        state, _ = play(state, [Heard(0, True), Heard(1, True), *ends], 14.0 + second)
+    assert len(state.launches) == state.rules.max_takeovers + 4
+
+
+def test_a_run_that_was_asked_to_be_small_stays_so() -> None:
+    state, _ = play(shrunken(), [ResizeAsked(2), NodeUp(1, 2, frozenset(), fresh=True)], 13.0)
+    assert not deeds(play(state, [Tick()], 15.0)[1])
+    assert state.goal is None
 
 
 def test_places() -> None:
@@ -281,6 +354,10 @@ def test_sizes_are_those_that_the_job_runs_with() -> None:
     job = make_job(4, data={"global_batch": 24}, layout={"micro_batch": 2})
     assert shapes(job).sizes == (1, 2, 3, 4, 6, 12)
     assert shapes(job).replicas(4) == 4
+
+
+def test_twins_may_shrink_to_one_that_has_none() -> None:
+    assert 1 in shapes(make_job(2, resilience={"redundancy": "twin"})).sizes
 
 
 def test_twins_start_on_different_nodes() -> None:

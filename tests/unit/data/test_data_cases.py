@@ -41,6 +41,41 @@ def test_bridge_5637_a_shrink_drops_no_rank(before: int, after: int) -> None:
     assert sorted(seen + rest) == list(range(240))
 
 
+@pytest.mark.parametrize(
+    ("before", "after"), [((2, 3), (3, 2)), ((4, 2), (1, 5)), ((1, 4), (6, 1)), ((8, 1), (5, 3))]
+)
+def test_energon_58_ranks_times_workers_may_change(
+    before: tuple[int, int], after: tuple[int, int]
+) -> None:
+    """There each worker of each rank had a state of its own, so a run had to go on with as many of
+    both. Here any one reader's state is that of all, though each had read another way ahead; and
+    step by step the ranks together get the batch that an undisturbed run gets, so losses agree."""
+    data, batch, steps = numbered(480), 24, 7
+    whole = [read(data, Share(batch), batch * step, 1) for step in range(20)]
+    world, workers = before
+    states = []
+    for rank in range(world):
+        for worker in range(workers):
+            reader = BatchReader(data, Share(batch, rank, world, worker, workers))
+            for _ in range(steps // workers + 1 + (rank + worker) % 3):  # a loader's prefetch
+                given = next(reader)
+                if given.next_sample == batch * steps:  # what was trained on last
+                    states.append(data.state(given.next_sample))
+    assert all(state == states[0] for state in states) and len(states) == world
+    start = data.position_of(states[0])
+    found = whole[:steps] + [together(data, after, batch, start, step) for step in range(13)]
+    assert found == whole
+    assert sorted(n for step in found for n in step) == list(range(480))
+
+
+def together(data: MixedRows, of: tuple[int, int], batch: int, start: int, step: int) -> list[int]:
+    """What all of so many ranks read in a step, each by the worker whose turn it is."""
+    world, workers = of
+    shares = [Share(batch, rank, world, step % workers, workers) for rank in range(world)]
+    parts = [BatchReader(data, share, start).read(step // workers).content for share in shares]
+    return [int(n) for part in parts for n in part[:, 0]]
+
+
 def test_datasets_7901_nothing_is_lost_of_a_shuffle_wherever_it_stops() -> None:
     """There: 7 of 12 lost after 5, and just the buffer of 100 of 2,000 after 300."""
     for size, stops in ((12, range(13)), (2000, [300])):
@@ -76,12 +111,12 @@ def test_datasets_7102_shuffling_and_a_state_each_step_cost_little() -> None:
     data = MixedRows([windows], plain_order(len(windows), 0))
 
     def in_order() -> None:
-        for first in range(0, 1600, 8):
-            windows.read(np.arange(first, first + 8))
+        for first in range(0, 4096, 8):
+            windows.read(np.arange(first, first + 8) % len(windows))
 
     def shuffled() -> None:
         reader = BatchReader(data, Share(8))
-        for _ in range(200):
+        for _ in range(512):
             next(reader)
             reader.state_dict()
 

@@ -13,6 +13,7 @@ import pytest
 from meshwright.base.errors import ConfigError, DamagedError, DataError
 from meshwright.data.built import has_held_out, open_build
 from meshwright.data.checksums import BLOCK_BYTES, block_sums
+from meshwright.data.documents import WithDocuments
 from meshwright.data.far import block_cache, is_far, mirror
 from meshwright.data.ingest.plan import BuildOptions
 from meshwright.data.ingest.run import build
@@ -169,5 +170,8 @@ def test_bad_rows_are_padding_for_every_reader(tmp_path: Path) -> None:
         assert padding.sum() == bad
         assert np.array_equal((whole == PAD).any(1), padding)
         assert set(readers[0].why) == set(order[padding].tolist())
+        mixed = MixedRows([readers[0]], plain_order(len(readers[0]), 0))
+        batch = WithDocuments(mixed).read_at(mixed.order.at(np.arange(len(readers[0]))))
+        assert np.array_equal(batch.documents == -1, batch.tokens == PAD)
     with pytest.raises(DataError, match=r"row 128 of .*token id 519 is outside model\.vocab = 300"):
         TolerantRows(PackedRows(open_store(prefix), length), BadSamples(), 300).read(order)

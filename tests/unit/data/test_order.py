@@ -44,6 +44,9 @@ class Numbers:
     def read(self, indices: np.ndarray) -> np.ndarray:
         return np.stack([np.full_like(indices, self.source), indices], axis=1)
 
+    def documents(self, indices: np.ndarray) -> np.ndarray:
+        return np.zeros((len(indices), 2), np.int32)
+
 
 def changing(start: int, seed: int = 0) -> Mixture:
     return Mixture((Stage(0, (0.5, 0.3, 0.2)), Stage(start, (0.1, 0.1, 0.8))), seed)
@@ -148,6 +151,25 @@ def test_a_worker_takes_up_its_own_state(worker: int) -> None:
     second = BatchReader(rows, share)
     second.load_state_dict(first.state_dict())
     assert np.array_equal(next(first).content, next(second).content)
+
+
+def test_batches_that_are_read_together_are_those_read_one_by_one() -> None:
+    """Small ones are; a state is of what was given, not of what was read."""
+    tokens = np.arange(10_001)
+    windows = Windows(TokenStore(Path("none"), tokens, np.array([0, 10_001])), 10)
+    rows = MixedRows([windows], plain_order(len(windows), 7))
+    assert rows.at_once > 500
+    share = Share(7, 1, 3, 1, 2)
+    reader, other = BatchReader(rows, share), BatchReader(rows, share)
+    for index in range(3000):
+        batch, alone = next(reader), other.read(index)
+        assert batch.next_sample == alone.next_sample
+        assert np.array_equal(batch.content, alone.content)
+        if index == 1234:
+            state = reader.state_dict()
+            reader = BatchReader(rows, share)
+            reader.load_state_dict(state)
+    assert numbers(50).at_once == 1  # rows that say nothing of where they are
 
 
 def test_a_state_of_other_data_is_refused() -> None:

@@ -11,14 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.base.errors import DataError
-from meshwright.data.store import open_store, store_paths, write_store
+from meshwright.data.store import check_tokenizer, open_store, store_paths, write_store
 
 END = 9
 DOCUMENTS = [[1, 2, 3], [], [4, 5, 6, 7], [8]]
 
 
-def write_documents(prefix: Path, documents: list[list[int]], vocab: int = 10) -> Path:
-    with write_store(prefix, vocab, END) as writer:
+def write_documents(
+    prefix: Path, documents: list[list[int]], vocab: int = 10, tokenizer: str = ""
+) -> Path:
+    with write_store(prefix, vocab, END, tokenizer) as writer:
         for document in documents:
             for token in document:  # one by one: a document may come in pieces
                 writer.add(np.array([token]))
@@ -53,14 +55,31 @@ def test_index_has_the_published_layout(tmp_path: Path) -> None:
     assert idx_path.read_bytes() == expected
 
 
+def test_the_tokenizer_is_told_behind_the_published_layout(tmp_path: Path) -> None:
+    plain = write_documents(tmp_path / "plain", DOCUMENTS)
+    told = write_documents(tmp_path / "told", DOCUMENTS, tokenizer="ab" * 32)
+    old, new = (store_paths(prefix)[1].read_bytes() for prefix in (plain, told))
+    assert new == old + b"MWTOKID\x00" + b"\xab" * 32
+    stores = [open_store(prefix) for prefix in (plain, told)]
+    assert [store.tokenizer for store in stores] == ["", "ab" * 32]
+    assert np.array_equal(stores[0].starts, stores[1].starts)
+    check_tokenizer(stores[0], "cd" * 32, "build")
+    check_tokenizer(stores[1], "ab" * 32, "build")
+    with pytest.raises(DataError, match=r"build/told\.idx: its ids are of tokenizer ababab.* cdcd"):
+        check_tokenizer(stores[1], "cd" * 32, "build")
+    store_paths(told)[1].write_bytes(new[:-1])
+    with pytest.raises(DataError, match="torn"):
+        open_store(told)
+
+
 def test_megatron_reads_the_store(tmp_path: Path) -> None:
     megatron = pytest.importorskip(
         "megatron.core.datasets.indexed_dataset",
         reason="megatron-core is not installed: the store was not read with it",
         exc_type=ImportError,
     )
-    for vocab in (10, 70_000):
-        prefix = write_documents(tmp_path / f"s{vocab}", DOCUMENTS, vocab)
+    for vocab, tokenizer in ((10, ""), (70_000, ""), (10, "ab" * 32)):
+        prefix = write_documents(tmp_path / f"s{vocab}{tokenizer}", DOCUMENTS, vocab, tokenizer)
         dataset = megatron.IndexedDataset(str(prefix))
         assert [dataset[i].tolist() for i in range(len(dataset))] == [
             [*document, END] for document in DOCUMENTS

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from plan_questions import question
 
 from meshwright.catalog import cluster
+from meshwright.checkpoint.interval import daly_interval_s
 from meshwright.plan.goodput import (
     FAILURES_PER_NODE_DAY,
     Reliability,
     bill,
     checkpoint_s,
-    daly_interval_s,
     goodput,
     spares_of,
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from meshwright.checkpoint.opening import StoreAt, newest
 from meshwright.checkpoint.reader import Reader
 from meshwright.models.hf_folder import folder_spec
 from meshwright.plan.job import Job, resolve_job
@@ -56,6 +57,11 @@ def a_job(folder: Path) -> Job:
     return resolve_job({"job": {"steps": 2}, "model": model, "data": DATA})
 
 
+def first_commit(folder: Path, root: Path) -> Reader:
+    at = StoreAt(str(root))
+    return at.open(create=True).reader(start_commit(folder, at))
+
+
 def a_trainer(job: Job) -> Trainer:
     return Trainer(job, build_mesh(Layout(), 0, Clock()), torch.device("cpu"))
 
@@ -63,19 +69,18 @@ def a_trainer(job: Job) -> Trainer:
 def test_the_first_commit_holds_the_folders_numbers_and_no_moments(
     folder: Path, tmp_path: Path
 ) -> None:
-    commit = start_commit(folder, tmp_path / "checkpoints")
+    reader = first_commit(folder, tmp_path)
     spec, theirs = read_hf(folder)
-    ours = commit_read(commit.path)
+    ours = commit_read(reader)
     names = [*dict(Decoder(spec).named_parameters()), BIAS]
     assert all(np.array_equal(ours(name), theirs(name)) for name in names)
-    reader = Reader(commit.path)
     assert (reader.step, reader.meta["weights_only"]) == (0, True)
     assert len(reader.names) == len(names)
 
 
 def test_a_trainer_starts_from_it_as_new(folder: Path, tmp_path: Path) -> None:
     trainer = a_trainer(a_job(folder))
-    assert load_state(trainer, start_commit(folder, tmp_path / "checkpoints").path) == 0
+    assert load_state(trainer, first_commit(folder, tmp_path)) == 0
     _, theirs = read_hf(folder)
     router = trainer.routing.layers[1].router
     assert np.array_equal(router.bias.numpy(), theirs(BIAS))
@@ -91,11 +96,10 @@ def test_what_a_trainer_saved_goes_back_into_a_folder(
     folder: Path, tokenizer_path: Path, tmp_path: Path
 ) -> None:
     trainer = a_trainer(a_job(folder))
-    load_state(trainer, start_commit(folder, tmp_path / "checkpoints").path)
-    saved = save(tmp_path / "checkpoints", 1, trainer.mesh, owned_state(trainer), {})
-    assert saved is not None
+    load_state(trainer, first_commit(folder, tmp_path))
+    save(StoreAt(str(tmp_path)), 1, trainer.mesh, owned_state(trainer), {})
     spec = trainer.job.model
-    back = export_hf(spec, commit_read(saved.path), tokenizer_path, 0, tmp_path / "ours")
+    back = export_hf(spec, commit_read(newest(tmp_path)), tokenizer_path, 0, tmp_path / "ours")
     assert folder_spec(back) == folder_spec(folder)
     for path in folder.glob("*.safetensors"):
         assert path.read_bytes() == (back / path.name).read_bytes()

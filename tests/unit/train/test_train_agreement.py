@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.base.errors import RunError
 from meshwright.train import rechecking
 from meshwright.train.agreement import Finding, Guard, bits, outvoted
 from meshwright.train.rechecking import recheck, sampled_work
@@ -52,7 +53,34 @@ def make_trainer() -> Any:
         data=SimpleNamespace(groups=[group]),
         optimizer=SimpleNamespace(moments=[(torch.zeros(5000), torch.zeros(5000))]),
         mesh=SimpleNamespace(rank=3, layout=layout),
+        applied=5,
     )
+
+
+def test_a_state_that_was_given_is_held_against_what_was_told_of_it() -> None:
+    def guarded(applied: int, more: int = 0) -> tuple[Guard, list[Finding]]:
+        trainer, told = make_trainer(), list[Finding]()
+        seen: list[tuple[int, int]] = []
+        Guard(
+            trainer, None, told.append, lambda: pytest.fail(), lambda *it: seen.append(it)
+        ).before_vote(5)
+        [(of, total)] = seen
+        assert of == 5
+        guard = Guard(trainer, None, told.append, lambda: pytest.fail())
+        guard.expect(applied, total + more)
+        return guard, told
+
+    looks: list[Callable[[Guard], None]] = [lambda one: one.before_vote(5), Guard.check_given]
+    for look in looks:
+        guard, told = guarded(5)
+        look(guard)
+        guard, told = guarded(4, more=1)  # of another step: it says nothing
+        look(guard)
+        assert not told
+        guard, told = guarded(5, more=1)
+        with pytest.raises(RunError, match="is not that of the rank that was lost"):
+            look(guard)
+        assert [(one.suspects, one.certain) for one in told] == [((3,), True)]
 
 
 def test_a_rank_without_twins_convicts_itself() -> None:

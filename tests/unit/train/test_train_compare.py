@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from meshwright.base.errors import CheckpointError
-from meshwright.checkpoint import store
+from meshwright.checkpoint.parts import Attempt
 from meshwright.checkpoint.pieces import Piece
+from meshwright.checkpoint.store import Store
 from meshwright.train.compare import GRADIENTS, STATE, TRACE, Comparison, Limits, compare
 
 Tensors = dict[str, list[float]]
@@ -36,8 +37,9 @@ def write(
             Piece.whole(key, (len(values),)): np.array(values, np.float32)
             for key, values in tensors.items()
         }
-        store.write_rank(store.begin(root, 0), 0, pieces)
-        store.commit(root, 0, {}, 1)
+        store, attempt = Store.open(root, create=True), Attempt(0, "only", ranks=1)
+        store.write_part(attempt, 0, pieces)
+        store.commit(attempt, {})
     (folder / TRACE).write_text(
         json.dumps([{"loss": loss, "grad_norm": norm, "router_loss": router}])
     )

@@ -311,15 +311,12 @@ def test_a_member_that_no_longer_holds_its_rank_is_not_heard() -> None:
         assert members.run(work)[0] == 2.0
 
 
-def test_a_peer_that_goes_away_is_a_hint_and_no_failure() -> None:
-    gone: list[int] = []
+def test_a_peer_that_goes_away_is_no_failure() -> None:
     with _members(2) as members:
         members.begin(1, {0: 0, 1: 1})
-        members.fabrics[0]._on_gone = gone.append
         group0, group1 = (FabricGroup(fabric, (0, 1), 2) for fabric in members.fabrics)
         group1.send(torch.ones(1), 0).wait()
         group0.receive(torch.empty(1), 1).wait()
         members.fabrics[1].close()
         group0.send(torch.ones(1 << 16), 1).wait()  # to nobody: swallowed
         assert members.fabrics[0].await_table(0.2) is None
-    assert gone == [1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +13,13 @@ import pytest
 from train_groups import mesh_of
 
 from meshwright.base.errors import RunError
-from meshwright.plan.job import resolve_job
+from meshwright.checkpoint.opening import StoreAt
+from meshwright.plan.job import CheckpointSection, resolve_job
 from meshwright.train import loop
 from meshwright.train.bad_samples import BadSampleWords
 from meshwright.train.feeding import StepFeed
 from meshwright.train.gradients import Vote
+from meshwright.train.saving import Due
 
 FIRST, STEPS = 3, 6
 REPORT = loop.TrainLoop._report_profile
@@ -54,10 +57,13 @@ class Recorder:
         self.drawn_for: list[int] = []
         self.updated: list[int] = []
 
-    def gradients(self, batches: int, _stop: bool = False, step: int = -1) -> Vote:
+        self.agreed: tuple[int, Vote] | None = None
+
+    def gradients(self, batches: int, _stop: bool, step: int, save: int) -> Vote:
         self.data_of.append(batches)
         self.drawn_for.append(step)
-        return self.vote
+        self.agreed = (step, replace(self.vote, save=save))
+        return self.agreed[1]
 
     def update(self, step: int, _agreed: Vote) -> list[Any]:
         self.updated.append(step)
@@ -65,21 +71,31 @@ class Recorder:
 
 
 @pytest.fixture(autouse=True)
-def stand_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing is read, evaluated or written; the signal's handler comes back."""
+def saved(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, Due]]]:
+    """Nothing is read, evaluated or written; which steps would be saved, and how. The signal's
+    handler comes back."""
+    saved: list[tuple[int, Due]] = []
     monkeypatch.setattr(loop, "step_batches", lambda _job, _mesh, _samples, step: step)
     monkeypatch.setattr(BadSampleWords, "found", lambda _self, _batches, _step: [])
-    for name in ("_evaluate", "_save", "_report_profile"):
+    for name in ("_evaluate", "_report_profile"):
         monkeypatch.setattr(loop.TrainLoop, name, lambda _self, _step: None)
+    monkeypatch.setattr(loop.TrainLoop, "_save", lambda _self, *how: saved.append(how))
     before = signal.getsignal(signal.SIGTERM)
-    yield
+    yield saved
     signal.signal(signal.SIGTERM, before)
 
 
 def run(trainer: Any) -> Said:
     said: Any = Said()
     inputs: Any = SimpleNamespace(
-        train=SimpleNamespace(far=False), peak_flops=1.0, predicted_step_time_s=None, replay=None
+        train=SimpleNamespace(far=False),
+        peak_flops=1.0,
+        predicted_step_time_s=None,
+        replay=None,
+        checkpoints=StoreAt("nowhere"),
+        attempt="one",
+        begun=None,
+        made_with={},
     )
     loop.TrainLoop(trainer, inputs, said).run(FIRST)
     return said  # type: ignore[no-any-return]
@@ -90,6 +106,13 @@ def test_data_dropout_and_rate_go_by_the_step_also_after_a_resume() -> None:
     said = run(trainer)
     assert trainer.data_of == trainer.drawn_for == trainer.updated == [3, 4, 5]
     assert said.kinds.count("metrics") == 3
+
+
+def test_what_is_saved_is_what_the_votes_ask_for(saved: list[tuple[int, Due]]) -> None:
+    trainer = Recorder(RIGHT, may_skip=False)
+    trainer.job = trainer.job.model_copy(update={"checkpoint": CheckpointSection(every=5)})
+    run(trainer)
+    assert saved == [(5, Due.WHOLE), (6, Due.WHOLE)]
 
 
 def test_what_is_no_number_ends_the_run_before_an_update() -> None:

@@ -11,7 +11,7 @@ from meshwright.train.gradients import Vote
 from meshwright.train.recovery import Standing, settle
 
 VOTE = Vote(loss=2.5, tokens=64, grad_norm=0.1, stop=False)
-BEFORE = Standing(0, fresh=False, applied=7, agreed=(6, VOTE), evaluated=7, saved=5)
+BEFORE = Standing(0, fresh=False, applied=7, agreed=(6, VOTE), evaluated=7)
 
 
 def test_a_step_without_a_vote_is_repeated() -> None:
@@ -36,11 +36,9 @@ def test_who_lost_the_gradients_of_a_step_that_counts_ends_the_run() -> None:
 
 
 def test_what_follows_a_step_is_done_again_where_anybody_has_not() -> None:
-    behind = replace(BEFORE, rank=1, evaluated=4, saved=0, checked=3)
+    behind = replace(BEFORE, rank=1, evaluated=4, checked=3)
     found = settle([BEFORE, behind])
-    assert (found.evaluated, found.saved, found.checked) == (4, BEFORE.saved, 0)  # rank 0 saves
-    found = settle([Standing(0, fresh=True), behind, replace(BEFORE, rank=2)])
-    assert (found.evaluated, found.saved, found.checked) == (4, 0, 0)
+    assert (found.evaluated, found.checked) == (4, 0)
 
 
 def test_who_goes_on_with_the_step_under_way() -> None:
@@ -51,7 +49,7 @@ def test_who_goes_on_with_the_step_under_way() -> None:
     assert settle(lost, blocks).going_on == pair
     assert settle([replace(whole[0], intact=False), *lost[1:]], blocks).going_on == frozenset()
     assert settle(lost, blocks, lambda _: True).going_on == frozenset()  # evaluated at step 5
-    done = [replace(one, evaluated=7, saved=7, checked=7) for one in lost[:3]]
+    done = [replace(one, evaluated=7, checked=7) for one in lost[:3]]
     assert settle([*done, lost[3]], blocks, lambda _: True).going_on == pair
     assert settle(lost).going_on == frozenset()
 
@@ -67,13 +65,6 @@ def test_a_standing_survives_the_way() -> None:
 
 
 def test_what_a_shadow_has_not_heard_of_does_not_make_others_do_it_again() -> None:
-    shadow = replace(BEFORE, rank=1, evaluated=0, saved=0, checked=0, second_hand=True)
+    shadow = replace(BEFORE, rank=1, evaluated=0, checked=0, second_hand=True)
     found = settle([BEFORE, shadow])
-    assert (found.evaluated, found.saved, found.checked) == (7, 5, 0)
-
-
-def test_a_checkpoint_that_the_first_rank_may_not_have_published_is_tried_again() -> None:
-    done = replace(BEFORE, rank=1, saved=7)
-    assert settle([replace(BEFORE, saved=7), done]).saved == 7
-    assert settle([Standing(0, fresh=True), done]).saved == 6
-    assert settle([replace(BEFORE, saved=7, second_hand=True), done]).saved == 6
+    assert (found.evaluated, found.checked) == (7, 0)

@@ -216,6 +216,17 @@ def test_a_plain_run_shows_nothing_of_it() -> None:
             assert word not in out.getvalue(), word
 
 
+def test_what_is_safe_and_what_is_not_is_shown() -> None:
+    live, out, clock = view(4, terminal=True)
+    with live:
+        list(run(live, clock, 3, step_s=1.0))
+        told = {"path": "runs/a", "save_s": 0.5, "verified_step": 100, "verified_age_s": 42.0}
+        live.on_event(event(Kind.CHECKPOINT_COMMITTED, 4, step=200, **told))
+        live.on_event(event(Kind.CHECKPOINT_FAILED, 4, step=300, error="disk full"))
+    assert "step 200; step 100 verified, 42.0 s old" in out.getvalue()
+    assert "step 300 is not safe: disk full; training goes on" in out.getvalue()
+
+
 def test_a_run_that_only_skips_steps_is_seen_to_go_on() -> None:
     live, out, clock = view(40, terminal=False)
     for step in range(1, 5):

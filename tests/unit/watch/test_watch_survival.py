@@ -69,6 +69,11 @@ TAKEOVER = {
             "node 1 is not used again: x",
         ),
         (
+            {"kind": Kind.QUARANTINED, "rank": None, "member": 4, "node": 1, "cause": "x"},
+            "the chip of spare 4 on node 1 is not used again: x",
+        ),
+        ({"kind": Kind.NODE_BACK, "node": 1}, "node 1 is there again"),
+        (
             {"kind": Kind.FALSE_ALARM, "rank": 2, "what": "got on"},
             "false alarm: rank 2 got on",
         ),

@@ -88,7 +88,7 @@ def _runs(chosen: Bools) -> Iterator[tuple[int, int]]:
 def _merge_tokens(
     parts: Sequence[Part], chosen: Sequence[Bools], prefix: Path, encoder: Encoder
 ) -> dict[str, int]:
-    with write_store(prefix, encoder.vocab, encoder.end_of_text) as writer:
+    with write_store(prefix, *encoder.about) as writer:
         for part, some in zip(parts, chosen, strict=True):
             if not some.any():
                 continue

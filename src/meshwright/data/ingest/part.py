@@ -125,7 +125,7 @@ def _allowed(records: Iterator[Record], options: BuildOptions, notes: _Notes) ->
 
 
 def _write_tokens(records: Iterator[Record], prefix: Path, encoder: Encoder, notes: _Notes) -> None:
-    with write_store(prefix, encoder.vocab, encoder.end_of_text) as writer:
+    with write_store(prefix, *encoder.about) as writer:
         while batch := list(islice(records, _BATCH)):
             encoded = encoder.encode([record.text or "" for record in batch])
             for record, ids in zip(batch, encoded, strict=True):

@@ -63,6 +63,11 @@ class Encoder:
     vocab: int
     backend: Any = None  # a TextTokenizer; None: bytes are their own ids
 
+    @property
+    def about(self) -> tuple[int, int, str]:
+        """What a store of its ids is told."""
+        return self.vocab, self.end_of_text, self.identity
+
     def encode(self, texts: list[str]) -> list[npt.NDArray[np.integer]]:
         """Ids of each text, the end of text not among them."""
         if self.backend is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache
 from hashlib import sha256
@@ -180,10 +180,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DataError(f"{folder}: no {MANIFEST}: {error.strerror}; {fix}") from error
     except ValueError as error:
         raise DataError(f"{folder / MANIFEST}: is not JSON ({error}); build it again") from error
+    check_format(str(folder), manifest)
+    return manifest
+
+
+def check_format(where: str, manifest: Mapping[str, Any]) -> None:
+    """Refuse the manifest of the build at `where` if it is of another version. Raises DataError."""
     if manifest.get("format") != FORMAT or "files" not in manifest:
         told = f"is of format {manifest.get('format')!r}, this version reads {FORMAT}"
-        raise DataError(f"{folder / MANIFEST}: {told}; build it again")
-    return manifest
+        raise DataError(f"{where}/{MANIFEST}: {told}; build it again")
 
 
 def identity_of(folder: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from meshwright.base.errors import ConfigError
 from meshwright.plan.emit.abilities import OURS_ALONE, Abilities, refuse

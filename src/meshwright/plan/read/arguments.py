@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from meshwright.base.errors import InputError
 

@@ -23,14 +23,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from meshwright.base.errors import RunError
 from meshwright.base.pulse import PulseWriter
 from meshwright.train.fabric.frames import Greeting, Key, hello, open_hello
 from meshwright.train.fabric.lasting import Lasting
+from meshwright.train.fabric.mail import Mail
 from meshwright.train.fabric.network import Network
+from meshwright.train.fabric.operation import Operation
 from meshwright.train.fabric.orders import Interrupted, Orders, Table
+from meshwright.train.fabric.severed import Severed
 from meshwright.train.fabric.sockets import (
     address_of,
     connect_unix,
@@ -38,7 +40,7 @@ from meshwright.train.fabric.sockets import (
     listen_unix,
     ready,
 )
-from meshwright.train.fabric.streams import Incoming, Outgoing
+from meshwright.train.fabric.streams import Counted, Incoming, Outgoing
 from meshwright.train.fabric.tally import Tally
 
 _log = logging.getLogger(__name__)
@@ -47,56 +49,11 @@ _NAP_S = 0.5  # between two looks at what a signal may have asked for
 _LOOK_S = 0.001  # between two looks at the streams of somebody who only sends
 
 
-class Operation:
-    """Frames that are waited for together; once all have come and gone, `then` runs, which may
-    begin others."""
-
-    __slots__ = ("_fabric", "inside", "missing", "then")
-
-    def __init__(
-        self, fabric: Fabric, then: Callable[[], object] | None = None, inside: bool = False
-    ) -> None:
-        """Until it has `begun`, no table comes in between."""
-        self._fabric, self.then, self.inside = fabric, then, inside
-        self.missing = 1  # until all have been begun: see `begun`
-        fabric.hold()
-
-    def begun(self) -> Operation:
-        """Nothing more will be asked for, but by `then`."""
-        self.one_done()
-        self._fabric.let_go()
-        return self
-
-    def one_done(self) -> None:
-        """One of what it waits for is done."""
-        self.missing -= 1
-        if not self.missing and self.then is not None:
-            then, self.then = self.then, None
-            self.missing = 1
-            then()
-            self.one_done()
-
-    def wait(self) -> None:
-        """Block until everything is done. Raises Interrupted."""
-        self._fabric.wait(self)
-
-
-class _Early:
-    """A frame that nobody has asked for yet."""
-
-    __slots__ = ("complete", "data", "wanted")
-
-    def __init__(self, n_bytes: int) -> None:
-        self.data = memoryview(bytearray(n_bytes))
-        self.complete = False
-        self.wanted: tuple[memoryview, Operation] | None = None
-
-
 class Fabric:
     """The streams of `member`; `orders` are those of its agent, `secret` that of the run.
 
-    It listens on this machine and at each of `hosts`. `on_gone` hears of members whose stream has
-    ended, `on_links` when a path to one is lost or found again, `pulse` of operations and waits.
+    It listens on this machine and at each of `hosts`. `on_links` hears when a path to a member is
+    lost or found again, `pulse` of operations and waits.
     """
 
     def __init__(
@@ -105,7 +62,6 @@ class Fabric:
         orders: Orders,
         secret: str,
         hosts: tuple[str, ...] = (),
-        on_gone: Callable[[int], object] = lambda _: None,
         pulse: PulseWriter | None = None,
         on_links: Callable[[], object] = lambda: None,
     ) -> None:
@@ -117,13 +73,12 @@ class Fabric:
         self.in_place: Callable[[Table], bool] = lambda _: False
         self._inside: set[int] = set()  # channels
         self._inside_epoch = 0
-        self._secret, self._on_gone, self._pulse = secret, on_gone, pulse
-        self.network = Network(hosts, self, on_links)
+        self._secret, self._pulse = secret, pulse
+        self.network = Network(hosts, self, on_links, Severed(member, self._put, on_links))
         self._listeners = [listen_unix(), *map(listen_tcp, hosts)]
         self._outgoing: dict[int, Outgoing | Lasting] = {}
         self._incoming: dict[int, Incoming] = {}
-        self._posted: dict[Key, tuple[memoryview, Operation]] = {}
-        self._early: dict[Key, _Early] = {}
+        self._mail = Mail()
         self._behind: set[int] = set()
         self._looked_s = 0.0
         self._busy = 0  # in the midst of what must not be cut short
@@ -165,12 +120,12 @@ class Fabric:
         self._forget_old()
 
     def _forget_old(self) -> None:
-        self._posted = {key: post for key, post in self._posted.items() if not self._is_old(key)}
-        self._early = {key: one for key, one in self._early.items() if not self._is_old(key)}
+        self._mail.abandon(self._is_old)
         for incoming in self._incoming.values():
             incoming.abandon(self._is_old)
         for outgoing in self._outgoing.values():
             outgoing.abandon(self._is_old)
+        self.network.severed.abandon(self._is_old)
 
     def _is_old(self, key: Key) -> bool:
         return key.epoch < self.epoch_of(key.channel in self._inside)
@@ -227,18 +182,16 @@ class Fabric:
 
     def send(self, op: Operation, rank: int, channel: int, sequence: int, data: memoryview) -> None:
         """Send `data` to `rank` (or any place); it must stay as it is until `op` is done."""
-        self._busy += 1
+        self.hold()
         try:
-            self._send(
-                op,
-                self.table.places[rank],
-                Key(self.epoch_of(op.inside), self._place, channel, sequence),
-                data,
-            )
+            member = self.table.places[rank]
+            key = Key(self.epoch_of(op.inside), self._place, channel, sequence)
+            if not self.network.severed.hold(member, key, data, op):
+                self._put(member, key, data, op)
         finally:
             self._busy -= 1
 
-    def _send(self, op: Operation, member: int, key: Key, data: memoryview) -> None:
+    def _put(self, member: int, key: Key, data: memoryview, op: Counted) -> None:
         outgoing = self._outgoing.get(member) or self._open(member)
         op.missing += 1
         if outgoing.put(key, data, op):
@@ -252,16 +205,7 @@ class Fabric:
     ) -> None:
         """Receive into `place` what `rank` sends under this number; done when `op` is."""
         key = Key(self.epoch_of(op.inside), rank, channel, sequence)
-        op.missing += 1
-        early = self._early.get(key)
-        if early is None:
-            self._posted[key] = (place, op)
-        elif early.complete:
-            del self._early[key]
-            _fill(place, early.data, key)
-            op.one_done()
-        else:
-            early.wanted = (place, op)
+        self._mail.receive(key, place, op)
 
     def halt(self) -> NoReturn:
         """Go on only by another table. Raises Interrupted."""
@@ -283,8 +227,7 @@ class Fabric:
 
     def _tell_wait(self, op: Operation) -> None:
         if self._pulse is not None:
-            sources = (key.source for key, (_, of) in self._posted.items() if of is op)
-            source = next(sources, None)
+            source = self._mail.source_for(op)
             self._pulse.wait(None if source is None else self.table.places.get(source))
 
     def look(self) -> None:
@@ -300,11 +243,13 @@ class Fabric:
             self._obey(None)
 
     def settle(self, timeout_s: float) -> None:
-        """Wait until all that was sent over a network has arrived, for its sender's last act."""
+        """Wait until all that was sent over a network has arrived, for its sender's last act. What
+        is left for one that has no place any more, and may be cut off, is of no use."""
         self.network.acknowledge()
+        peers = self.table.places.values()
         deadline_s = time.monotonic() + timeout_s
         with contextlib.suppress(Interrupted):
-            while self.network.pending and (left_s := deadline_s - time.monotonic()) > 0:
+            while self.network.pending(peers) and (left_s := deadline_s - time.monotonic()) > 0:
                 self._turn(left_s)
 
     def close(self) -> None:
@@ -339,31 +284,11 @@ class Fabric:
             key.epoch <= self.epoch and self.table.places.get(key.source) != member
         ):
             return memoryview(bytearray(n_bytes))
-        if (post := self._posted.get(key)) is not None:
-            if len(post[0]) != n_bytes:
-                raise RunError(f"{key}: {n_bytes} bytes came where {len(post[0])} were awaited")
-            return post[0]
-        early = self._early.get(key)  # one that has begun to arrive by another path
-        if early is None or early.complete or len(early.data) != n_bytes:
-            early = self._early[key] = _Early(n_bytes)
-        return early.data
+        return self._mail.place_for(key, n_bytes)
 
     def arrived(self, key: Key, place: memoryview) -> None:
         """See `streams.Receiver`."""
-        post = self._posted.get(key)
-        if post is not None and post[0] is place:
-            del self._posted[key]
-            post[1].one_done()
-            return
-        early = self._early.get(key)
-        if early is None or early.data is not place:  # void
-            return
-        early.complete = True
-        if early.wanted is not None:
-            del self._early[key]
-            place, op = early.wanted
-            _fill(place, early.data, key)
-            op.one_done()
+        self._mail.arrived(key, place)
 
     # The loop.
 
@@ -411,6 +336,7 @@ class Fabric:
     def _listen(self) -> None:
         if not self.orders.read():  # the agent is gone, or will speak by another way
             self.unwatch(self.orders.fd)
+        self.network.severed.begin(self.orders.broken)
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -424,11 +350,8 @@ class Fabric:
             self.watch(fd, partial(self._read, incoming))
 
     def _read(self, incoming: Incoming) -> None:
-        if incoming.read():
-            return
-        self._drop(incoming)
-        if incoming.member is not None:
-            self._on_gone(incoming.member)
+        if not incoming.read():
+            self._drop(incoming)
 
     def _drop(self, incoming: Incoming) -> None:
         fd = incoming.stream.fileno()
@@ -469,9 +392,3 @@ class Fabric:
             self.unwatch(outgoing.stream.fileno())
         self._behind.discard(member)
         outgoing.close()
-
-
-def _fill(place: memoryview, data: memoryview, key: Any) -> None:
-    if len(place) != len(data):
-        raise RunError(f"{key}: {len(data)} bytes came where {len(place)} were awaited")
-    place[:] = data

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meshwright.train.fabric.fabric import Fabric, Operation
+from meshwright.train.fabric.fabric import Fabric
+from meshwright.train.fabric.operation import Operation
 
 _SMALL_BYTES = 1 << 15  # whole buffers travel, not slices of them
 _PHASES = 2  # of a collective: each has a number of its own

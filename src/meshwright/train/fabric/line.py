@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.train.fabric.fabric import Fabric, Operation
+from meshwright.train.fabric.fabric import Fabric
 from meshwright.train.fabric.group import bytes_of, json_tensors
+from meshwright.train.fabric.operation import Operation
 
 
 class Line:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from meshwright.train.fabric.frames import Greeting
 from meshwright.train.fabric.lasting import Lasting, Loop
+from meshwright.train.fabric.severed import Severed
 from meshwright.train.fabric.sockets import tcp_places
 from meshwright.train.fabric.streams import Incoming
 from meshwright.train.fabric.tally import Tallies, Tally
@@ -16,9 +17,17 @@ _TEND_S = 0.05  # between two looks at streams on which something is under way
 
 
 class Network:
-    """`hosts` are the member's own addresses; `on_change` hears when a path is lost or found."""
+    """`hosts` are the member's own addresses; `on_change` hears when a path is lost or found,
+    `severed` is what a drill has broken."""
 
-    def __init__(self, hosts: tuple[str, ...], loop: Loop, on_change: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        hosts: tuple[str, ...],
+        loop: Loop,
+        on_change: Callable[[], object],
+        severed: Severed,
+    ) -> None:
+        self.severed = severed
         self._hosts, self._loop, self._on_change = hosts, loop, on_change
         self._streams: dict[int, Lasting] = {}
         self._tallies = Tallies()
@@ -56,12 +65,14 @@ class Network:
 
     def figures(self) -> dict[int, dict[str, Any]]:
         """What was measured of each stream since the last call, by member."""
-        return {member: stream.figures() for member, stream in self._streams.items()}
+        found = {member: stream.figures() for member, stream in self._streams.items()}
+        for member, told in self.severed.figures().items():
+            found[member] = {**found.get(member, {}), **told}
+        return found
 
-    @property
-    def pending(self) -> bool:
-        """Whether frames are under way."""
-        return any(stream.pending for stream in self._streams.values())
+    def pending(self, members: Collection[int]) -> bool:
+        """Whether frames to any of `members` are under way."""
+        return any(self._streams[member].pending for member in self._streams.keys() & set(members))
 
     def acknowledge(self) -> None:
         """Tell all others at once what has come from them."""
@@ -71,7 +82,12 @@ class Network:
     def patience_s(self, timeout_s: float | None) -> float | None:
         """How long to wait at most where one would wait for `timeout_s`."""
         restless = any(stream.restless for stream in self._streams.values())
-        limits = timeout_s, _TEND_S if restless else None, self._tallies.patience_s()
+        limits = (
+            timeout_s,
+            self.severed.patience_s,
+            _TEND_S if restless else None,
+            self._tallies.patience_s(),
+        )
         return min((limit_s for limit_s in limits if limit_s is not None), default=None)
 
     def tend(self) -> None:
@@ -80,6 +96,7 @@ class Network:
         for member in self._tallies.overdue():
             self._incoming[member].acknowledge()
         now_s = time.monotonic()
+        self.severed.tend(now_s)
         if self._streams and now_s - self._tended_s >= _TEND_S:
             self._tended_s = now_s
             for stream in list(self._streams.values()):

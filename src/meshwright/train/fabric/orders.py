@@ -80,6 +80,14 @@ class Interrupted(Exception):  # noqa: N818 (no error: the way out of whatever w
         self.table = table
 
 
+@dataclass(frozen=True)
+class Break:
+    """A network that a drill breaks for so many seconds, between `members` and all others."""
+
+    members: frozenset[int]
+    seconds: float
+
+
 @dataclass
 class Orders:
     """What the agent has said on the descriptor `fd`, which is made not to block."""
@@ -87,6 +95,7 @@ class Orders:
     fd: int
     newest: Table | None = None
     stop: bool = False
+    broken: Break | None = None  # the last that was ordered
     _rest: bytes = field(default=b"")
 
     def __post_init__(self) -> None:
@@ -115,6 +124,8 @@ class Orders:
     def _obey(self, order: Mapping[str, Any]) -> None:
         if order["op"] == "stop":
             self.stop = True
+        elif order["op"] == "sever":
+            self.broken = Break(frozenset(order["members"]), order["seconds"])
         elif order["op"] == "table":
             table = Table.from_json(order)
             if self.newest is None or table.epoch > self.newest.epoch:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import struct
 import tarfile
+import wave
 import zipfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +22,10 @@ from meshwright.base.errors import ConfigError, DataError, MeshwrightError
 from meshwright.data.ingest.filters import Rules
 from meshwright.data.ingest.part import build_part
 from meshwright.data.ingest.plan import BuildOptions
+from meshwright.data.ingest.readers import read_unit
 from meshwright.data.ingest.records import Keys, Unit
 from meshwright.data.ingest.run import build, identity_of, read_manifest
+from meshwright.data.ingest.sources import find_units
 from meshwright.data.ingest.verify import described, faults, open_built, open_together
 from meshwright.data.samples import open_samples
 from meshwright.data.store import open_store
@@ -172,6 +178,59 @@ def test_a_killed_build_goes_on_with_what_is_missing(
     assert not out.with_name("out.building").exists()
 
 
+def test_a_build_killed_at_any_rename_is_the_same_in_the_end(tmp_path: Path) -> None:
+    """What is there is renamed into place, so these are the moments that differ."""
+    write_jsonl(tmp_path / "in.jsonl")
+    sources, options = [str(tmp_path / "in.jsonl")], BuildOptions(held_out=0.4)
+    whole = build(sources, tmp_path / "whole", options, 1)
+    for moment in range(1, 100):
+        out = tmp_path / f"out{moment}"
+        killed = dies_at_rename(moment, partial(build, sources, out, options, 1))
+        assert out.exists() == (not killed)
+        if not killed:
+            break
+        assert build(sources, out, options, 1) == whole
+        assert list(faults(out)) == []
+        assert not out.with_name(f"{out.name}.building").exists()
+    assert 5 < moment < 99  # each moment that there is
+
+
+def dies_at_rename(moment: int, work: Callable[[], object]) -> bool:
+    """Do `work` in a fork that is gone when it renames a file for the so manieth time."""
+    pid = os.fork()
+    if not pid:
+        left, replace, rename = [moment], Path.replace, Path.rename
+
+        def counted(real: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
+            def renamed(path: Path, target: Path) -> Path:
+                left[0] -= 1
+                if not left[0]:
+                    os._exit(9)
+                return real(path, target)
+
+            return renamed
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Path, "replace", counted(replace))
+            patch.setattr(Path, "rename", counted(rename))
+            work()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+
+
+def test_progress_goes_from_nothing_to_all(tmp_path: Path) -> None:
+    write_folder(tmp_path / "in")
+    told: list[tuple[str, float]] = []
+    report = lambda what, done: told.append((what, done))  # noqa: E731
+    build([str(tmp_path / "in")], tmp_path / "out", BuildOptions(), 1, report)
+    shares = [done for _, done in told]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+    assert [what for what, _ in told if what.startswith("read ")] == [
+        f"read {n}.md" for n in range(3)
+    ]
+
+
 def test_an_unfinished_build_is_not_mixed_with_another(tmp_path: Path) -> None:
     write_folder(tmp_path / "in")
     (tmp_path / "in" / "3.md").write_bytes(b"\xff")
@@ -252,6 +311,38 @@ def test_frames_of_a_folder_belong_together_by_name(tmp_path: Path) -> None:
     assert len(store) == 3
     assert dict(store.read(1).fields)["jpg"] == bytes([1]) * 50
     assert manifest["licences"] == {"CC0": 3}
+
+
+def test_audio_with_what_is_said_of_it(tmp_path: Path) -> None:
+    """As an AudioFolder with its metadata, and as the rows of a parquet file of Hugging Face."""
+    folder = tmp_path / "speech"
+    folder.mkdir()
+    sounds = [wav(number) for number in range(3)]
+    rows = [{"file_name": f"{n}.wav", "transcription": TEXTS[n]} for n in range(3)]
+    for number, sound in enumerate(sounds):
+        (folder / f"{number}.wav").write_bytes(sound)
+    (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sources = [folder]
+    if arrow := pytest.importorskip("pyarrow"):
+        audio = [{"bytes": sound, "path": f"{n}.wav"} for n, sound in enumerate(sounds)]
+        table = arrow.table({"wav": audio, "transcription": TEXTS})
+        sources.append(tmp_path / "speech.parquet")
+        pytest.importorskip("pyarrow.parquet").write_table(table, sources[1])
+    for source in sources:
+        out = tmp_path / f"out-{source.name}"
+        build([str(source)], out, BuildOptions("samples"), 1)
+        store = open_samples(out / "train")
+        found = [store.read(index).fields for index in range(len(store))]
+        assert [fields["wav"] for fields in found] == sounds
+        assert [fields["transcription"].decode() for fields in found] == TEXTS
+
+
+def wav(number: int) -> bytes:
+    stream = io.BytesIO()
+    with wave.open(stream, "wb") as sound:
+        sound.setparams((1, 2, 8000, 0, "NONE", ""))
+        sound.writeframes(np.full(80, number, "<i2").tobytes())
+    return stream.getvalue()
 
 
 def test_a_flipped_bit_is_found_and_its_place_told(tmp_path: Path) -> None:
@@ -393,6 +484,29 @@ def test_what_cannot_be_used_is_one_clear_line(tmp_path: Path, what: str, words:
         build([source], tmp_path / "out", options, 1)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [("a.jsonl", write_jsonl), ("a.tar", write_tar), ("a.zip", write_zip), ("a.txt", write_jsonl)],
+)
+def test_what_vanishes_while_it_is_built_is_named(
+    tmp_path: Path, name: str, write: Callable[[Path], None]
+) -> None:
+    write(tmp_path / name)
+    (unit,) = find_units([str(tmp_path / name)], "tokens")
+    (tmp_path / name).unlink()
+    with pytest.raises(DataError, match=rf"{name}: cannot be read: .*is it still there\?"):
+        list(read_unit(unit, Keys()))
+
+
+def test_a_text_that_grows_while_it_is_built_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("some text")
+    (unit,) = find_units([str(path)], "tokens")
+    path.write_text("some text and more")
+    with pytest.raises(DataError, match=r"a\.txt: changed while it was being read; run again"):
+        list(read_unit(unit, Keys()))
 
 
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
