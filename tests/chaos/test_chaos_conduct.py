@@ -70,7 +70,8 @@ def test_without_spares_its_node_is_started_again(scene: Scene) -> None:
     outcome = scene.play(job, steps=100)
     assert (outcome.status, outcome.error) == (Status.FINISHED, None)
     [done] = scene.events(Kind.TAKEOVER_DONE)
-    assert done["members"] == {"2": 4, "3": 5}
+    # Whoever of the two is ready first comes first.
+    assert (sorted(done["members"]), sorted(done["members"].values())) == (["2", "3"], [4, 5])
 
 
 def test_a_cut_line_is_told_once_and_restarts_nobody(scene: Scene) -> None:
