@@ -102,16 +102,26 @@ def _seconds(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
+def halves(pid: int) -> list[int]:
+    """The two processes of a service: the one that acts, and the one that answers."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    mine = Path(f"/proc/{pid}/cmdline").read_bytes()
+    same = [int(one) for one in children if Path(f"/proc/{one}/cmdline").read_bytes() == mine]
+    return [pid, *same]
+
+
 def memory_mb(pid: int) -> float:
-    """Resident, in 1e6 bytes."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+    """Of both halves, in 1e6 bytes, what they share counted once."""
+    found = [Path(f"/proc/{one}/smaps_rollup").read_text() for one in halves(pid)]
+    sizes = [text.partition("\nPss:")[2].split()[0] for text in found]
+    return sum(map(int, sizes)) * 1024 / 1e6
 
 
 def cpu_s(pid: int) -> float:
-    """Of the process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Of both halves so far."""
+    found = [Path(f"/proc/{one}/stat").read_text().rpartition(")")[2] for one in halves(pid)]
+    ticks = sum(int(fields.split()[place]) for fields in found for place in (11, 12))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def load(

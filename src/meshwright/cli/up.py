@@ -5,23 +5,25 @@ from __future__ import annotations
 import ipaddress
 import json
 import logging
+import multiprocessing
 import os
+import signal
 import socket
-import sys
+import threading
+from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from meshwright.base.errors import ConfigError, InputError
 from meshwright.cli.options import AsJson, log_console, print_json
 from meshwright.cli.service import ADDRESS_FILE, default_home
+from meshwright.conduct.protocol import die_with_parent
 
-if TYPE_CHECKING:
-    from meshwright.control.host import Host
-
-_TURN_S = 0.0005
-_QUIET_S = 5  # of a line on which nothing comes, before it is closed
+_FORK = multiprocessing.get_context("fork")
+_LOOK_S = 0.5
+_END_S = 5.0
 
 
 def up(
@@ -41,51 +43,60 @@ def up(
 ) -> int:
     """Start the service; Ctrl-C ends it, and what it has started goes on."""
     # Imported here: no other command needs what a service is made of.
+    from meshwright.control.actor import Actor
     from meshwright.control.engines.every import all_engines
-    from meshwright.control.host import Host
+    from meshwright.control.service.events import new_id
 
     _refuse_far(host)
-    where = home or default_home()
+    where = (home or default_home()).resolve()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     listener = _listen(host, port)
     address = f"http://{_bracketed(host)}:{listener.getsockname()[1]}"
-    with Host(where, db, all_engines(kube_api)) as service:
-        said = {"url": address, "pid": os.getpid(), "home": str(service.home)}
-        _write_address(service.home / ADDRESS_FILE, said)
+    where.mkdir(parents=True, exist_ok=True, mode=0o700)
+    url, me = db or f"sqlite:///{where / 'service.db'}", new_id("svc")
+    ours, theirs = socket.socketpair()
+    # Forked before there are threads. It has an interpreter of its own, so that answers do not
+    # wait for what the other half computes.
+    answers = _FORK.Process(
+        target=_answer, args=(ours, listener, theirs, where, url, me, kube_api), daemon=True
+    )
+    answers.start()
+    theirs.close()
+    with Actor(where, url, me, all_engines(kube_api), ours):
+        ours.sendall(b"\n")
+        said = {"url": address, "pid": os.getpid(), "home": str(where)}
+        _write_address(where / ADDRESS_FILE, said)
         if as_json:
             print_json(said)
         else:
-            log_console().print(f"{address}  (home {service.home}; Ctrl-C ends it)", soft_wrap=True)
-        _serve(service, listener)
+            log_console().print(f"{address}  (home {where}; Ctrl-C ends it)", soft_wrap=True)
+        return _until_ended(answers)
+
+
+def _answer(
+    others: socket.socket, listener: socket.socket, line: socket.socket, *rest: Any
+) -> None:
+    """The process that answers; it lives no longer than the one that acts."""
+    die_with_parent()
+    others.close()
+    from meshwright.control.api.serve import serve
+
+    serve(listener, line, *rest)
+
+
+def _until_ended(answers: ForkProcess) -> int:
+    """Wait for a signal, then have the process that answers end too; the command's exit code."""
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: ended.set())
+    while not ended.wait(_LOOK_S) and answers.is_alive():
+        continue
+    if not ended.is_set():
+        log_console().print(f"the process that answers has ended ({answers.exitcode}), so this one")
+        return 1
+    answers.terminate()
+    answers.join(_END_S)
     return 0
-
-
-def _serve(service: Host, listener: socket.socket) -> None:
-    import uvicorn
-
-    from meshwright.control.api.app import create_app
-
-    app = create_app(service)
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        timeout_keep_alive=_QUIET_S,
-        timeout_graceful_shutdown=2,
-        server_header=False,
-        lifespan="off",
-    )
-
-    class Server(uvicorn.Server):
-        """Tells streams, which would go on for ever, that it ends."""
-
-        def handle_exit(self, sig: int, frame: Any) -> None:
-            app.state.ending.set()
-            super().handle_exit(sig, frame)
-
-    # A request goes from thread to thread, and would wait at each for the whole turn of another.
-    sys.setswitchinterval(_TURN_S)
-    Server(config).run(sockets=[listener])
 
 
 def _refuse_far(host: str) -> None:

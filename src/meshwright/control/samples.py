@@ -190,6 +190,17 @@ def history(
     return found
 
 
+def resumed(
+    connection: Connection, cluster: str, chips: int, figures: int, now_s: float
+) -> Recorder:
+    """A recorder that goes on in the hour of `now_s`, with the minutes that are kept of it."""
+    recorder = Recorder(chips, figures)
+    hour_s = now_s // 3600 * 3600
+    found = history(connection, cluster, 60, hour_s, now_s, figures)
+    recorder.resume(chunk for chunk in found if chunk.start_s >= hour_s)
+    return recorder
+
+
 def _chips(data: bytes, values_of_one: int) -> int:
     """How many chips a chunk is of: a cluster may have been resized since."""
     size: int = zstandard.frame_content_size(data)

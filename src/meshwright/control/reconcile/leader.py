@@ -80,9 +80,10 @@ class Lead:
                 raise LostLeadError("another service leads now")
             yield connection
 
-    def holder(self) -> str | None:
-        """Which service leads, as far as is known."""
-        with self._database.read() as connection:
-            now_s = self._database.now_s(connection) or time.time()
-            found = connection.execute(select(leader.c.holder, leader.c.until_s)).first()
-        return found.holder if found is not None and found.until_s > now_s else None
+
+def holder(database: Database) -> str | None:
+    """Which service leads, as far as is known."""
+    with database.read() as connection:
+        now_s = database.now_s(connection) or time.time()
+        found = connection.execute(select(leader.c.holder, leader.c.until_s)).first()
+    return found.holder if found is not None and found.until_s > now_s else None

@@ -12,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from meshwright.control import samples
 from meshwright.control.engines.engine import Engine
+from meshwright.control.news import Teller
 from meshwright.control.reconcile.leader import RENEW_S, Lead, LostLeadError
 from meshwright.control.reconcile.runs import Runs
 from meshwright.control.reconcile.watch import Watch
@@ -32,14 +33,18 @@ class Loop:
     `close`; what runs goes on."""
 
     def __init__(
-        self, database: Database, lead: Lead, engines: Mapping[str, Engine], home: Path
+        self,
+        database: Database,
+        lead: Lead,
+        engines: Mapping[str, Engine],
+        home: Path,
+        teller: Teller,
     ) -> None:
-        self._database, self._lead, self._engines = database, lead, engines
+        self._database, self._lead = database, lead
         self._woken, self._over = threading.Event(), False
         self._runs = Runs(database, lead, engines, home)
-        self._watch = Watch(database, lead, engines, home)
+        self._watch = Watch(database, lead, engines, home, teller)
         self._work = Work(database, lead, engines, home, self._watch.note_health, self.wake)
-        self.recorders = self._watch.recorders
         self._due = {"lead": 0.0, "look": 0.0, "clean": 0.0}
         self._thread = threading.Thread(target=self._go, name="reconcile", daemon=True)
 
@@ -81,7 +86,7 @@ class Loop:
         if self._is_due("lead", RENEW_S):
             self._lead.seek()
         if not self._lead.mine:
-            self.recorders.clear()  # figures of who leads are newer
+            self._watch.forget()  # figures of who leads are newer
             return
         self._work.dispatch()
         self._watch.faults()

@@ -14,9 +14,10 @@ from sqlalchemy.engine import RowMapping
 from meshwright.base.errors import InputError, MeshwrightError
 from meshwright.control.engines.engine import ClusterOrder, ClusterReport, Engine, NodeReport
 from meshwright.control.figures import FIGURE_NAMES
+from meshwright.control.news import Teller
 from meshwright.control.reconcile import orders
 from meshwright.control.reconcile.leader import Lead
-from meshwright.control.samples import Chunk, Recorder, history, keep
+from meshwright.control.samples import Chunk, Recorder, keep, resumed
 from meshwright.control.service import faults as fault_service
 from meshwright.control.service.clusters import engine_of
 from meshwright.control.service.events import tell
@@ -31,13 +32,19 @@ _SEEN_EVERY_S = 10.0  # how often it is written that a node was seen
 
 
 class Watch:
-    """Looks at all clusters; `recorders` are also read by who answers requests."""
+    """Looks at all clusters, and tells those who answer requests their figures."""
 
     def __init__(
-        self, database: Database, lead: Lead, engines: Mapping[str, Engine], home: Path
+        self,
+        database: Database,
+        lead: Lead,
+        engines: Mapping[str, Engine],
+        home: Path,
+        teller: Teller,
     ) -> None:
         self._database, self._lead, self._engines, self._home = database, lead, engines, home
-        self.recorders: dict[str, Recorder] = {}
+        self._teller = teller
+        self._recorders: dict[str, Recorder] = {}
         self._said: dict[str, str] = {}  # the last trouble with an engine, by cluster
 
     def look(self) -> None:
@@ -52,8 +59,9 @@ class Watch:
                 for row in rows
                 if row["status"] in _SEEN
             ]
-        for gone in self.recorders.keys() - {row["id"] for row in rows}:
-            del self.recorders[gone]
+        for gone in self._recorders.keys() - {row["id"] for row in rows}:
+            del self._recorders[gone]
+            self._teller.gone(gone)
         full: list[tuple[str, Chunk]] = []
         for order, known in found:
             if not self._lead.mine:
@@ -70,7 +78,13 @@ class Watch:
 
     def flush(self) -> None:
         """Write the figures that are in memory only."""
-        self._keep([(key, chunk) for key, one in self.recorders.items() for chunk in one.flush()])
+        self._keep([(key, chunk) for key, one in self._recorders.items() for chunk in one.flush()])
+
+    def forget(self) -> None:
+        """Figures of all clusters: another service has them."""
+        if self._recorders:
+            self._recorders.clear()
+            self._teller.gone(None)
 
     def faults(self) -> None:
         """Do and undo the faults that were asked for."""
@@ -135,19 +149,16 @@ class Watch:
         self._compare(order, known, report)
         if report.sample is None:
             return []
-        recorder = self.recorders.get(order.id)
+        self._teller.sample(order.id, report.ts, report.sample)
+        recorder = self._recorders.get(order.id)
         if recorder is None or recorder.chips != len(report.sample):
             recorder = self._recorder(order.id, len(report.sample), now_s)
-            self.recorders[order.id] = recorder
+            self._recorders[order.id] = recorder
         return recorder.add(report.ts, report.sample)
 
     def _recorder(self, cluster: str, chips: int, now_s: float) -> Recorder:
-        recorder = Recorder(chips, len(FIGURE_NAMES))
-        hour_s = now_s // 3600 * 3600
         with self._database.read() as connection:
-            found = history(connection, cluster, 60, hour_s, now_s, len(FIGURE_NAMES))
-        recorder.resume(chunk for chunk in found if chunk.start_s >= hour_s)
-        return recorder
+            return resumed(connection, cluster, chips, len(FIGURE_NAMES), now_s)
 
     def _compare(self, order: ClusterOrder, known: list[RowMapping], report: ClusterReport) -> None:
         by_number = {row["number"]: row for row in known}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -15,6 +14,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from meshwright.base.errors import InputError
+from meshwright.control.store.turn import Turn
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
 _LOCK_WAIT_MS = 10_000
@@ -33,7 +33,8 @@ class Database:
         self._engine = _open(url)
         self.sqlite = self._engine.dialect.name == "sqlite"
         # SQLite would have writers poll for their turn.
-        self._turn = threading.Lock() if self.sqlite else None
+        file = sqlite_file(url) if self.sqlite else None
+        self._turn = Turn(file.with_name(f".{file.name}.turn")) if file else None
 
     def upgrade(self) -> None:
         """Make the tables, or bring them to what this version needs. Raises InputError."""
@@ -55,7 +56,7 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """All or nothing, on the disk when the block has ended without an exception."""
-        turn: AbstractContextManager[Any] = self._turn or nullcontext()
+        turn: AbstractContextManager[object] = self._turn or nullcontext()
         with turn:
             connection = self._engine.connect().execution_options(begin="IMMEDIATE")
             with connection, connection.begin():
@@ -73,6 +74,8 @@ class Database:
     def close(self) -> None:
         """Let go of all connections."""
         self._engine.dispose()
+        if self._turn is not None:
+            self._turn.close()
 
 
 def sqlite_file(url: str) -> Path | None:
